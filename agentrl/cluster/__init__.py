@@ -76,11 +76,7 @@ def open_cluster(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
 
 @asynccontextmanager
 async def while_not_lost(lost: Future[InfraError]) -> AsyncIterator[None]:
-    """Cancel the block when a cluster is lost.
-
-    Raises:
-        InfraError: it was; the result of `lost`.
-    """
+    """Cancel the block when a cluster is lost, and raise the InfraError that `lost` got."""
     loop, task = asyncio.get_running_loop(), current_task()
     over = False
 

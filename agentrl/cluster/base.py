@@ -228,11 +228,7 @@ class Worker(Calling):
 
     @property
     def address(self) -> Address:
-        """The address at which other workers reach this one.
-
-        Raises:
-            InfraError: it is not ready yet.
-        """
+        """The address at which other workers reach this one; InfraError where it is not ready yet."""
         if self._address is None:
             raise InfraError(f"{self.role} is not ready yet")
         return self._address

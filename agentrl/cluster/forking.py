@@ -251,11 +251,7 @@ def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[
 
 
 def receive_message(connection: socket.socket) -> dict[str, Any]:
-    """The next message, which came without files.
-
-    Raises:
-        OSError: the other end has gone.
-    """
+    """The next message, which came without files; OSError where the other end has gone."""
     head = exactly(connection, LENGTH.size)
     if not head:
         raise OSError("the process that starts workers has ended")

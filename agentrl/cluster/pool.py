@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrl import cluster
 from agentrl.cluster import Address, Role, Worker
@@ -23,6 +23,9 @@ from agentrl.cluster.restarts import Restarts
 from agentrl.cluster.wire.connection import Calling
 from agentrl.common.concurrency import in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief
+
+if TYPE_CHECKING:
+    from agentrl.config import ClusterConfig
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,19 @@ class Workers(Protocol):
 
         A call in the block that finds it dead, or that it does not answer in time, ends the block as `call` does.
         """
+
+
+@asynccontextmanager
+async def open_pool(role: Role, count: int, limits: ClusterConfig) -> AsyncIterator[WorkerPool]:
+    """A pool whose workers are ready, within the block; it ends with an InfraError where none of them is left."""
+    pool = WorkerPool(role, count, limits.start_timeout, limits.max_restarts)
+    try:
+        await pool.start()
+        async with cluster.while_not_lost(pool.none_left):
+            yield pool
+    finally:
+        with contextlib.suppress(InfraError):
+            await pool.close()
 
 
 class WorkerPool:

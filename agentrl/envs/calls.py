@@ -104,11 +104,7 @@ def _as_task(env: Env, split: str, index: int, value: Any) -> Task:
 
 
 async def prepare(env: Env, tasks: Sequence[Task], sessions: int) -> None:
-    """Let an environment get ready for a batch of episodes.
-
-    Raises:
-        EnvError: its code failed.
-    """
+    """Let an environment get ready for a batch of episodes; EnvError where its code failed."""
     with blamed(env, "prepare"):
         await resolve(env.prepare(tasks, sessions))
 

@@ -14,11 +14,7 @@ T = TypeVar("T")
 
 
 async def within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result.
-
-    Raises:
-        TimeoutError: it was still waiting after so many seconds, and was cancelled.
-    """
+    """The coroutine's result; TimeoutError where it was still waiting after so many seconds, and was cancelled."""
     try:
         waits_for = work.send(None)
     except StopIteration as ended:

@@ -82,11 +82,7 @@ def set_rewards(session: Session, rewards: calls.Rewards, agents: Sequence[str])
 
 
 def add_rewards(session: Session, rewards: Mapping[str, float]) -> None:
-    """Add step rewards of the other agents, each to the agent's newest turn.
-
-    Raises:
-        EnvError: one has had no turn yet.
-    """
+    """Add step rewards of the other agents, each to the agent's newest turn; EnvError where one has had no turn yet."""
     for agent, reward in rewards.items():
         own = (node for node in reversed(session.nodes) if node.agent == agent and node.message.role == "assistant")
         if (newest := next(own, None)) is None:

@@ -141,7 +141,6 @@ class NamedReward:
 
     @property
     def mark(self) -> RewardMark:
-        """Name, weight and range, as `@reward` would have them."""
         config = self.reward.config
         return RewardMark(self.name, config.weight, self.reward.range, config.gates, config.gate_at)
 

@@ -57,11 +57,7 @@ class EnvState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EnvState:
-        """The state that `to_bytes` wrote.
-
-        Raises:
-            InvalidInput: it is not one, or one of another version of agentrl.
-        """
+        """The state that `to_bytes` wrote; InvalidInput where it is not one, or one of another version of agentrl."""
         import msgspec
 
         try:
@@ -112,11 +108,7 @@ class EpisodeState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EpisodeState:
-        """The state that `to_bytes` wrote.
-
-        Raises:
-            InvalidInput: it is not one, or one of another version of agentrl.
-        """
+        """The state that `to_bytes` wrote; InvalidInput where it is not one, or one of another version of agentrl."""
         import msgspec
 
         try:

@@ -64,11 +64,7 @@ class Effects:
         self._drop(call, what)
 
     def require(self, what: str) -> None:
-        """Refuse what a call that is over can't begin any more.
-
-        Raises:
-            ToolError: it is over.
-        """
+        """Refuse what a call that is over can't begin any more; ToolError where it is over."""
         call = _current.get()
         if not self._counts(call):
             self._drop(call, what)

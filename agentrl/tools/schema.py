@@ -161,7 +161,7 @@ class Signature:
         return ", ".join(prefix + name for name in self.names) or "none"
 
 
-def show_value(value: Any) -> str:
+def show_value(value: Any, most: int = MAX_SHOWN) -> str:
     """A value's repr, cut for messages."""
     text = safe_repr(value)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"

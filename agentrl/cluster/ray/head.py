@@ -38,11 +38,7 @@ class Head:
         self._watching.start()
 
     def require(self) -> None:
-        """Ask the head now, before a call that would wait for it.
-
-        Raises:
-            InfraError: it does not answer.
-        """
+        """Ask the head now, before a call that would wait for it; InfraError where it does not answer."""
         if self.lost.done() or not self.answers():
             raise self._error()
 

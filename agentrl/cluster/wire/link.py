@@ -15,11 +15,7 @@ class Link:
         self._connection: Connection | None = None
 
     async def connection(self) -> Connection:
-        """The connection.
-
-        Raises:
-            InfraError: nobody answers there, or not with the worker's key.
-        """
+        """The connection; InfraError where nobody answers there, or not with the worker's key."""
         async with self._making:
             if self._connection is None or self._connection.ended.done():
                 self._connection = await asyncio.to_thread(connect, self._address)

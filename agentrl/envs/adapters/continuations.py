@@ -47,11 +47,7 @@ async def continue_prompt(
 
 
 def count_of(value: Any, name: str, where: str) -> int:
-    """Return a number of tokens that is set.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a number of tokens that is set; ConfigError where it is none."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{where}: {name}={value!r}: allowed: a whole number of tokens from 1 on")
     return value

@@ -62,11 +62,7 @@ class _Episode:
         self._asked: set[_Request] = set()
 
     async def next(self) -> _Request | EvalSample:
-        """The next request, or the sample at its end.
-
-        Raises:
-            EnvError: the evaluation has ended.
-        """
+        """The next request, or the sample at its end."""
         if self.ended is not None:
             return self.ended
         event = await self._events.get()
@@ -122,11 +118,7 @@ class InspectEvaluation(SampleSource):  # type: ignore[misc]  # the library may 
         threading.Thread(target=self._run, name=f"agentrl-{name}", daemon=True).start()
 
     async def begin(self, place: int) -> _Episode:
-        """Add a sample to the evaluation.
-
-        Raises:
-            EnvError: the evaluation has ended, or does not begin.
-        """
+        """Add a sample to the evaluation; EnvError where the evaluation has ended, or does not begin."""
         loop, context = await asyncio.wait_for(asyncio.wrap_future(self._context), START_SECONDS)
         episode, sample = _Episode(), self.samples[place].model_copy(deep=True)
         sample.id = place + 1 if sample.id is None else sample.id

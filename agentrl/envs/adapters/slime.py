@@ -154,11 +154,7 @@ class GenerateState:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer.
-
-        Raises:
-            ConfigError: no folder was given.
-        """
+        """The tokenizer; ConfigError where no folder was given."""
         return tokenizer_of(getattr(self.args, "hf_checkpoint", None))
 
 

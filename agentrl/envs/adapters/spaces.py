@@ -21,11 +21,7 @@ UNBOUNDED = 1e30
 
 
 def schema(space: spaces.Space[Any]) -> Schema:
-    """The JSON schema of a space's elements.
-
-    Raises:
-        ConfigError: its elements can't be written as JSON.
-    """
+    """The JSON schema of a space's elements; ConfigError where its elements can't be written as JSON."""
     match space:
         case spaces.Discrete():
             first = int(space.start)

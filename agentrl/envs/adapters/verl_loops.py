@@ -47,11 +47,7 @@ class ServerManager:
     async def generate(
         self, request_id: str = "", *, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], **parts: Any
     ) -> Any:
-        """The policy's tokens behind a prompt's.
-
-        Raises:
-            ConfigError: the loop sends images, video or sound.
-        """
+        """The policy's tokens behind a prompt's; ConfigError where the loop sends images, video or sound."""
         seen = [name for name in ("image_data", "video_data", "audio_data") if parts.get(name)]
         if seen:
             raise ConfigError(f"a loop of verl sent {seen[0]}: allowed: text")

@@ -20,6 +20,7 @@ from typing import Any
 from agentrl.envs.check.elsewhere import MARK, episodes, write_value
 from agentrl.envs.check.findings import Note
 from agentrl.envs.check.subject import Subject
+from agentrl.tools.schema import show_value
 
 SECONDS = 90.0
 """For a process."""
@@ -47,7 +48,9 @@ async def elsewhere(subject: Subject) -> AsyncIterator[str | Note]:
     if there is not None and "error" in there:  # libraries in C may fail where the clock's classes are replaced
         error, there = there["error"], await _process(job, [one for one in ORDER if one != "date"])
         if there is not None and "error" not in there:
-            yield Note(f"another date was not tried: with a replaced clock the process ended ({_cut(error)})")
+            yield Note(
+                f"another date was not tried: with a replaced clock the process ended ({show_value(error, 120)})"
+            )
     if there is None:
         yield Note(f"other circumstances were not compared: the other process said nothing in {SECONDS:g} s")
     difference = _difference(here, there)
@@ -159,19 +162,15 @@ def _difference(here: Mapping[str, Any], there: Mapping[str, Any] | None) -> str
         own = json.loads(write_value(here["tasks"].get(split, [])))
         for index, (one, other) in enumerate(zip(own, tasks, strict=False)):
             if one != other:
-                return f"split {split!r}, index {index}: {_cut(one)} here and {_cut(other)} in another process"
+                where = f"split {split!r}, index {index}"
+                return f"{where}: {show_value(one, 120)} here and {show_value(other, 120)} in another process"
     played = {(id_, agent): entries for id_, agent, entries in there["episodes"]}
     for id_, agent, entries in json.loads(write_value(here["episodes"])):
         other = played.get((id_, agent), entries)
         for place, (one, two) in enumerate(zip(entries, other, strict=False)):
             if one != two:
                 where = f"task {id_!r}, the {agent}'s episode, entry {place}"
-                return f"{where}: {_cut(one)} here and {_cut(two)} in another process"
+                return f"{where}: {show_value(one, 120)} here and {show_value(two, 120)} in another process"
         if len(entries) != len(other):
             return f"task {id_!r}, the {agent}'s episode: {len(entries)} entries here and {len(other)} elsewhere"
     return ""
-
-
-def _cut(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:119] + "…"

@@ -195,6 +195,11 @@ class Subject:
             if episode.session is not None:
                 yield episode, episode.session
 
+    def played_by(self, agent: str) -> list[tuple[Episode, Session]]:
+        """An agent's last episode of each task that had no error."""
+        found = {episode.task.id: (episode, session) for episode, session in self.played() if episode.agent == agent}
+        return list(found.values())
+
     def all_played(self) -> list[Episode]:
         """All episodes so far."""
         return list(self._kept.values())

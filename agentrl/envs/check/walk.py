@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.sessions.tree.codec import same_task
+from agentrl.tools.schema import show_value
 from agentrl.types import Message, Session, Task
 
 
@@ -74,14 +75,9 @@ def _difference(before: Message, after: Message) -> str:
     for name in type(before).model_fields:
         one, other = getattr(before, name), getattr(after, name)
         if one != other:
-            return f"its {name} was {_cut(one)} and is {_cut(other)}"
+            return f"its {name} was {show_value(one, 80)} and is {show_value(other, 80)}"
     return ""
 
 
 def _show(task: Task) -> str:
-    return _cut(task.data)
-
-
-def _cut(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"
+    return show_value(task.data, 80)

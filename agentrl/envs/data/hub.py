@@ -91,11 +91,7 @@ def is_hub(path: str) -> bool:
 
 
 def list_files(repo: str, *, endpoint: str = HUB) -> list[str]:
-    """The paths of a data set's files.
-
-    Raises:
-        EnvError: the hub can't be reached, or has no such data set.
-    """
+    """The paths of a data set's files; EnvError where the hub can't be reached, or has no such data set."""
     url: str | None = f"{endpoint}/api/datasets/{repo}/tree/main?recursive=true"
     found: list[str] = []
     while url is not None:

@@ -90,11 +90,7 @@ Identities = dict[str, Identity]
 
 
 def of_splits(env: Env, splits: Iterable[str]) -> Identities:
-    """The identities of an environment's splits.
-
-    Raises:
-        EnvError: its code failed.
-    """
+    """The identities of an environment's splits; EnvError where its code failed."""
     found: Identities = {}
     parts = {f"{name}/": part.env for name, part in env.parts.items()} if isinstance(env, Mixture) else {"": env}
     data: dict[str, list[bytes]] = {}

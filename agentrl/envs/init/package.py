@@ -53,11 +53,7 @@ def init_package(name: str, parent: Path) -> Path:
 
 
 def check_project_name(name: str) -> None:
-    """Refuse a name that no project's folder can have.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Refuse a name that no project's folder can have; ConfigError where it is one."""
     if not NAME.fullmatch(name) or len(name) > LONGEST:
         words = f"lower-case letters and digits with single - between, at most {LONGEST} characters, as in my-env"
         raise ConfigError(f"name = {name!r}: allowed are {words}")

@@ -70,11 +70,7 @@ def ask_for(name: str, given: Mapping[str, str | None], ask: Ask) -> Project:
 
 
 def kind_of(name: str) -> ProjectKind:
-    """The kind of a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The kind of a name; ConfigError where there is none."""
     if name not in set(ProjectKind):
         raise ConfigError(f"kind = {name!r}: allowed are {', '.join(ProjectKind)}")
     return ProjectKind(name)

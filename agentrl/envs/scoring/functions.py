@@ -147,11 +147,7 @@ def _dump_joined(message: Message) -> dict[str, Any]:
 
 
 def one_of(values: Any, function: str) -> Any:
-    """Return the value of a batch of one.
-
-    Raises:
-        InfraError: there is not just one.
-    """
+    """Return the value of a batch of one; InfraError where there is not just one."""
     values = plain(values)
     if not isinstance(values, list | tuple) or len(values) != 1:
         raise InfraError(f"{function} returned {values!r:.80} for one completion: allowed: a list of one number")

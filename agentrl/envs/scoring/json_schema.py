@@ -75,11 +75,7 @@ class Schema:
 
     @staticmethod
     def read(path: str) -> Schema:
-        """Return the schema in a file.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the schema in a file; ConfigError where there is none."""
         try:
             data = Path(path).expanduser().read_bytes()
         except OSError as error:
@@ -100,11 +96,7 @@ class Schema:
             raise ConfigError(f"the schema can't be used: {error}") from None
 
     def at(self, reference: str) -> Any:
-        """Return the part of the schema that a reference within it names.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the part of the schema that a reference within it names; ConfigError where there is none."""
         found: Any = self.root
         for part in reference.removeprefix("#").split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")

@@ -109,11 +109,7 @@ class JudgeConfig(RewardConfig):
 
 
 class JudgeClient:
-    """A judge; one serves all sessions of a process, in the event loop that first asks.
-
-    Args:
-        config: where it is, and how it is asked.
-    """
+    """A judge; one serves all sessions of a process, in the event loop that first asks."""
 
     def __init__(self, config: JudgeConfig) -> None:
         if not config.url:

@@ -114,11 +114,7 @@ def read_score(text: str, scale: tuple[float, float]) -> float:
 
 
 def read_criteria(text: str, count: int) -> float:
-    """Return the share of the criteria that a reply says are met.
-
-    Raises:
-        ValueError: it does not say so of each.
-    """
+    """Return the share of the criteria that a reply says are met; ValueError where it does not say so of each."""
     said: dict[int, bool] = {int(number): answer.lower() == "yes" for number, answer in _CRITERION.findall(text)}
     if missing := [place for place in range(1, count + 1) if place not in said]:
         raise ValueError(f"there is no line for criterion {missing[0]}")

@@ -43,11 +43,7 @@ class RubricConfig(JudgeConfig):
         return self
 
     def criteria(self, task: Task) -> list[str]:
-        """Return the rubric's texts for a task.
-
-        Raises:
-            ConfigError: the task has no such field.
-        """
+        """Return the rubric's texts for a task; ConfigError where the task has no such field."""
         own = [Path(text).expanduser().read_text("utf-8").strip() if _is_file(text) else text for text in self.rubric]
         if not self.rubric_field:
             return own

@@ -66,11 +66,7 @@ def between(text: str, name: str) -> str | None:
 
 
 def field_of(task: Task, name: str, setting: str) -> Any:
-    """Return the value of a task's field, as plain data.
-
-    Raises:
-        ConfigError: the task has no such field.
-    """
+    """Return the value of a task's field, as plain data; ConfigError where the task has no such field."""
     try:
         return plain(inside(task.data, name))
     except KeyError:

@@ -70,11 +70,7 @@ def check_ids(input_ids: Sequence[int], vocab_size: int, max_context: int, free:
 
 
 def check_sampled(ids: object, vocab_size: int) -> None:
-    """Make sure that what a server calls sampled tokens are tokens.
-
-    Raises:
-        EngineError: they are not.
-    """
+    """Make sure that what a server calls sampled tokens are tokens; EngineError where they are not."""
     try:
         msgspec.convert(ids, _tokens(vocab_size))
     except msgspec.ValidationError as error:
@@ -103,11 +99,7 @@ def readable() -> Iterator[None]:
 
 
 def check_temperature(temperature: float) -> None:
-    """Make sure that log-probabilities exist at a temperature.
-
-    Raises:
-        InvalidInput: it is not above 0.
-    """
+    """Make sure that log-probabilities exist at a temperature; InvalidInput where it is not above 0."""
     if not temperature > 0:
         raise InvalidInput(f"temperature={temperature}: log-probabilities need one above 0")
 

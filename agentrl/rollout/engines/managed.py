@@ -27,11 +27,7 @@ class ManagedEngine:
     node: str = ""
 
     async def start(self) -> None:
-        """Return once it is ready.
-
-        Raises:
-            EngineError: it could not be started.
-        """
+        """Return once it is ready; EngineError where it could not be started."""
 
     def kill(self) -> None:
         """Kill processes that may hang; `close` follows."""

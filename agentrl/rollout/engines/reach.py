@@ -37,8 +37,4 @@ class EngineAddress(Protocol):
     """An engine's address; picklable."""
 
     async def open(self) -> EngineClient:
-        """Connect to the engine.
-
-        Raises:
-            EngineError: it is gone.
-        """
+        """Connect to the engine; EngineError where it is gone."""

@@ -107,7 +107,7 @@ class KnownTurns:
             EnvError: the environment told the agent otherwise after the same turns.
         """
         session, agent = conversation.session, conversation.agent
-        known, place = self.known.get(agent, ()), sum(node.agent == agent for node in session.nodes if _is_spoken(node))
+        known, place = self.known.get(agent, ()), sum(node.agent == agent for node in session.nodes if is_spoken(node))
         if place >= len(known):
             return await self.then.act(conversation, env, turn, deadline)
         (node, told), head = known[place], conversation.require_head()
@@ -237,11 +237,7 @@ def _is_whole(session: Session, number: int) -> bool:
 
 
 def _count_joint(session: Session) -> int:
-    """The number of a session's joint turns.
-
-    Raises:
-        EnvError: some agents had a turn without the others.
-    """
+    """The number of a session's joint turns."""
     counts = {agent: len(own) for agent, own in _turns(session).items()}
     if len({*counts.values()}) > 1:
         raise EnvError(f"a tree of joint turns needs turns of all agents at once; in session {session.id}: {counts}")
@@ -252,10 +248,11 @@ def _turns(session: Session) -> dict[str, list[Node]]:
     """Each agent's turns, those of sub-agents left out; of a session that failed there are none."""
     found: dict[str, list[Node]] = {}
     for node in session.nodes if session.status not in (Status.INFRA_ERROR, Status.ABORTED) else ():
-        if _is_spoken(node) and not node.spawned:
+        if is_spoken(node) and not node.spawned:
             found.setdefault(node.agent, []).append(node)
     return found
 
 
-def _is_spoken(node: Node) -> bool:
+def is_spoken(node: Node) -> bool:
+    """Return whether a node is a turn that an agent took itself."""
     return node.message.role == "assistant" and node.copy_of is None

@@ -26,6 +26,7 @@ from agentrl.envs.episode import BeforeTurn, ResumePoint, run_episode
 from agentrl.envs.state import EnvState
 from agentrl.envs.turns import Actor, Player
 from agentrl.errors import ConfigError, StateUnsupported
+from agentrl.rollout.episodes.combinations import is_spoken
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import Node, Session, Status
@@ -88,7 +89,6 @@ class PlayedTurn:
     then: Actor
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        """Add the turn that was played; see `Actor.act`."""
         if turn < self.turn + self.count:
             parent = None if conversation.head is None else conversation.head.id
             return conversation.adopt(replace(self.node, parent=parent, reward=None, timings={}))
@@ -150,7 +150,7 @@ async def play_counterfactual(
             if values is None:
                 return session
             if values:
-                place = sum(node.agent == agent for node in session.nodes[: start.nodes] if _is_spoken(node))
+                place = sum(node.agent == agent for node in session.nodes[: start.nodes] if is_spoken(node))
                 found[agent].setdefault(str(place), []).extend(values)
     session.info[COUNTERFACTUALS] = found
     return session
@@ -246,7 +246,3 @@ def return_of(session: Session, agent: str, start: int) -> float | None:
         return None
     own = (node.reward for node in session.nodes[start:] if node.agent == agent)
     return final + math.fsum(reward for reward in own if reward is not None)
-
-
-def _is_spoken(node: Node) -> bool:
-    return node.message.role == "assistant" and node.copy_of is None

@@ -169,11 +169,7 @@ class Function:
     function: Callable[[Env, Sequence[Message]], Any]
 
     async def __call__(self, env: Env, messages: Sequence[Message]) -> Message:
-        """The agent's next message.
-
-        Raises:
-            ConfigError: it failed, or returned something else.
-        """
+        """The agent's next message; ConfigError where it failed, or returned something else."""
         try:
             said = await resolve(self.function(env, list(messages)))
             message = Message.model_validate({"role": "assistant", "content": said} if isinstance(said, str) else said)

@@ -50,21 +50,13 @@ class Policy:
     frozen: bool = False
 
     def require_engine(self) -> Engine:
-        """Return the engine.
-
-        Raises:
-            ConfigError: it has none.
-        """
+        """Return the engine; ConfigError where it has none."""
         if self.engine is None:
             raise ConfigError(f"the policy {self.name!r} has no engine: only scripts act")
         return self.engine
 
     def require_model(self) -> Path:
-        """Return the folder that its weights come from at first.
-
-        Raises:
-            ConfigError: it has none.
-        """
+        """Return the folder that its weights come from at first; ConfigError where it has none."""
         if self.model is None:
             raise ConfigError(f"the policy {self.name!r} has no model: only scripts act")
         return self.model
@@ -111,7 +103,6 @@ class Fixed:
         return (self.policy,)
 
     def plays(self, session: Session) -> tuple[Policy, Actor]:
-        """Return the only policy and its actor."""
         return self.policy, self.actor
 
 
@@ -128,7 +119,6 @@ class Population:
         return [policy for member in self.members if member is not None for policy in member.policies]
 
     def plays(self, session: Session) -> tuple[Policy, Actor] | None:
-        """Return the member that a session meets; None: it is the trained policy."""
         member = self.members[0]
         if session.phase in ("train", GREEDY):
             number = session.group_number or 0

@@ -118,11 +118,7 @@ def share_reward(session: Session, learners: Set[str]) -> None:
 
 
 async def _begin(env: Env, session: Session, seconds: float) -> Task:
-    """Begin the session's episode; what the program is given of its task.
-
-    Raises:
-        DeadlineExceeded: that took longer than so many seconds.
-    """
+    """Begin the session's episode; what the program is given of its task."""
 
     async def begin() -> Task:
         await calls.reset(env, session.task, seed=session.seed)

@@ -10,11 +10,7 @@ from agentrl.types import Capabilities
 
 
 def combine_capabilities(each: Sequence[Capabilities]) -> Capabilities:
-    """Return what all engines can promise.
-
-    Raises:
-        InvalidInput: they serve different models.
-    """
+    """Return what all engines can promise; InvalidInput where they serve different models."""
     if len({capabilities.vocab_size for capabilities in each}) > 1:
         raise InvalidInput("the engines of a fleet must serve the same model: their vocabularies differ")
     return replace(

@@ -74,7 +74,6 @@ class Fleet(ManagedEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The promises of every engine."""
         return self._capabilities
 
     @property
@@ -93,11 +92,7 @@ class Fleet(ManagedEngine):
         return self._roster.lost
 
     async def start(self) -> None:
-        """Wait until every engine is ready, or has been given up; what comes first need not wait for that.
-
-        Raises:
-            EngineError: none could be started.
-        """
+        """Wait until every engine is ready, or has been given up; what comes first need not wait for that."""
         self._roster.begin()
         async with self._roster.changed:
             await self._roster.changed.wait_for(
@@ -252,7 +247,6 @@ class Fleet(ManagedEngine):
         return MemberState.READY
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """Stop generating on every engine."""
         self._roster.begin()
         await self._roster.wait(*_RUNNING)
         self.admission.paused = True
@@ -311,7 +305,6 @@ class Fleet(ManagedEngine):
     # ---------------------------------------------------------------------------------------- its state
 
     def version(self) -> int:
-        """The policy version that now generates."""
         return self.admission.version
 
     async def health(self) -> Health:

@@ -221,7 +221,6 @@ class Member:
             await ticket.over.wait()
 
     async def resume(self, version: int | None) -> None:
-        """Generate again, as policy `version`; None is the one that it had."""
         if version is not None:
             self.managed.set_version(version)
             for ticket in self._list_leased():
@@ -269,7 +268,6 @@ class UpdateTarget:
         await self.member.pause(mode)
 
     async def resume(self, version: int | None) -> None:
-        """Let the engine generate again."""
         self._check()
         await self.member.resume(version)
 

@@ -30,8 +30,7 @@ class ReferenceEngine:
     """An engine of the kind of the run's, which nothing is generated with; it starts when it is first needed.
 
     Args:
-        engine: the settings of the run's engines.
-        fleet: likewise.
+        engine, fleet: the settings of the run's engines.
         weights: how the run's engines get weights; `prove_every` says how often.
         base: the model's folder.
     """

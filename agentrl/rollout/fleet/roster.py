@@ -93,11 +93,7 @@ class Roster:
         return member
 
     def begin(self) -> None:
-        """Supervise the members, once there is an event loop.
-
-        Raises:
-            EngineError: all is closed.
-        """
+        """Supervise the members, once there is an event loop; EngineError where all is closed."""
         if self.closed:
             raise EngineError(_CLOSED)
         if not self._begun:
@@ -151,11 +147,7 @@ class Roster:
         self.begin()
 
     def require_any(self) -> bool:
-        """True as long as a member is left.
-
-        Raises:
-            EngineError: all members were given up; with the reasons.
-        """
+        """True as long as a member is left; EngineError where all members were given up; with the reasons."""
         if self.gone:
             raise EngineError(self.reasons())
         return True

@@ -97,11 +97,7 @@ async def remote_actor(
 
 
 async def _check_address(url: str, setting: str) -> None:
-    """Connect to an API's address once, unless a proxy does: else each session would end in its retries.
-
-    Raises:
-        ConfigError: that failed.
-    """
+    """Connect to an API's address once, unless a proxy does: else each session would end in its retries."""
     parts, shown = urlsplit(url), without_secrets(url)
     host = parts.hostname or ""
     if parts.scheme in getproxies() and not proxy_bypass(host):

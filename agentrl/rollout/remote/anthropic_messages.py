@@ -28,7 +28,6 @@ class AnthropicMessages:
         self._client = anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=retries)
 
     async def ask(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> Reply:
-        """The next message of a conversation; see `Api`."""
         try:
             answer: Any = await self._client.post(
                 "/v1/messages", body=self._body(messages, tools, sampling), cast_to=object

@@ -22,7 +22,6 @@ class Chat:
         self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=retries)
 
     async def ask(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> Reply:
-        """The next message of a conversation; see `Api`."""
         try:
             answer: Any = await self._client.post(
                 "/chat/completions", body=self._body(messages, tools, sampling), cast_to=object

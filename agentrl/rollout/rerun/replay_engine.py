@@ -58,7 +58,6 @@ class ReplayEngine(DelegatingEngine):
         deadline: float | None = None,
         attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
-        """Yield the recorded turn, or generate one; see `agentrl.types.Engine.generate`."""
         name = request_id.partition("/")[0]
         places = self._places[name]  # by request: turns of agents that move at once are requested together, in order
         free = next(place for place in itertools.count() if place not in places.values())
@@ -93,5 +92,4 @@ class ReplayEngine(DelegatingEngine):
                 places.pop(request_id, None)
 
     def version(self) -> int:
-        """The version of the turn's weights."""
         return self._version

@@ -52,11 +52,7 @@ class ColumnChoice:
 
 
 def choose_columns(row: Mapping[str, Any], config: DataConfig, place: str) -> ColumnChoice:
-    """Choose the columns of a row.
-
-    Raises:
-        ConfigError: none fits, or several do.
-    """
+    """Choose the columns of a row; ConfigError where none fits, or several do."""
     columns = config.columns
     if strange := sorted(columns.keys() - set(OURS)):
         raise ConfigError(f"data.columns.{strange[0]}: rows have {', '.join(OURS)}")
@@ -139,11 +135,7 @@ def _missing(there: set[str], row: Mapping[str, Any], config: DataConfig, place:
 def read_example(
     row: Mapping[str, Any], chosen: ColumnChoice, config: DataConfig, place: str, reader: MessageReader
 ) -> Example:
-    """Read a row's conversation.
-
-    Raises:
-        ConfigError: the row has none, or its text can be read in two ways.
-    """
+    """Read a row's conversation; ConfigError where the row has none, or its text can be read in two ways."""
     own = {ours: row.get(ours if ours in config.columns else theirs) for ours, theirs in chosen.taken.items()}
     try:
         if "messages" in own:
@@ -201,9 +193,6 @@ def _earlier(history: Any, *, trained: bool) -> list[dict[str, Any]]:
     Args:
         history: the column's value.
         trained: whether the answers are trained as the settings say; a verdict on the reply is not one on them.
-
-    Raises:
-        ValueError: they are something else.
     """
     pairs = parse_json(history) or []
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
@@ -217,11 +206,7 @@ def _earlier(history: Any, *, trained: bool) -> list[dict[str, Any]]:
 
 
 def _after_system(own: Mapping[str, Any]) -> Any:
-    """Messages, behind a system message that stands beside them.
-
-    Raises:
-        ValueError: they begin with another one.
-    """
+    """Messages, behind a system message that stands beside them."""
     messages, system = parse_json(own["messages"]), own.get("system")
     if not system or not isinstance(messages, list) or not messages:
         return messages

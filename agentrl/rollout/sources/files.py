@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentrl.config.data import DataConfig
 from agentrl.envs.data.dataset import Dataset
@@ -31,7 +31,23 @@ SETTINGS = {
 """Settings of an environment's data set by those of `data`."""
 PREFERRED = "preferred"
 """The name of the reward of a conversation that is compared with others."""
+SPLITS = ("train", "eval")
 T = TypeVar("T")
+
+
+class Placed(Protocol):
+    """A row that was read.
+
+    Attributes:
+        place: where it stands, in words.
+    """
+
+    @property
+    def place(self) -> str:
+        """The row's position in the data, for messages."""
+
+
+Row = TypeVar("Row", bound=Placed)
 
 
 @dataclass
@@ -59,6 +75,8 @@ class Conversations:
     notes: list[str] = field(default_factory=list)
     writer: TreeWriter = field(init=False, repr=False, compare=False)
     _trees: dict[str, list[Example]] = field(default_factory=dict)
+    _reader: MessageReader = field(default_factory=MessageReader)
+    _choices: dict[frozenset[str], ColumnChoice] = field(default_factory=dict)
 
     def messages(self) -> Iterator[Example]:
         """All conversations, such as a tokenizer is made from."""
@@ -84,7 +102,7 @@ class Conversations:
                     tasks.append(task)
                     self._trees[f"{split}/{task.id}"] = examples
             if not tasks:
-                fates = "; ".join(_fates(counts)) or "there is none"
+                fates = "; ".join(counts.fates()) or "there is none"
                 raise ConfigError(f"data={self.config.name}: no conversation for {split!r} has trained tokens: {fates}")
 
     def _write(
@@ -145,7 +163,36 @@ class Conversations:
                 f"data: {split}: {counts.total:,} conversations in {len(self.tasks[split]):,} trees, {counts.tokens:,} "
                 f"tokens{saved}, {counts.trained:,} of them trained"
             )
-            yield from (f"warning: data: {split}: {fate}" for fate in _fates(counts))
+            yield from (f"warning: data: {split}: {fate}" for fate in counts.fates())
+
+    def read(self) -> None:
+        """Read the data set."""
+        self.examples = read_splits(self.config, self._read_trees, prefix_text, self.notes)
+        self.unread.update(f"{name} (of messages)" for name in self._reader.unread)
+
+    def _read_trees(self, path: str, split: str | None) -> list[list[Example]]:
+        """The conversations of each tree: those that share a prefix, or those that a row compares."""
+        rows = [self._read_row(place, row) for place, row in read_rows(self.config, path, split)]
+        several = [row for row in rows if self.compared is not None and len(row) > 1]
+        return several + gather(
+            (example for row in rows if self.compared is None or len(row) == 1 for example in row), prefix_key
+        )
+
+    def _read_row(self, place: str, row: Mapping[str, Any]) -> list[Example]:
+        config, compared = self.config, self.compared
+        kind = frozenset(name for name, value in row.items() if value is not None)
+        if (chosen := self._choices.get(kind)) is None:
+            if compared is None:
+                chosen = choose_columns(row, config, place)
+            else:
+                chosen = choose_compared(row, config, place, compared)
+            self._choices[kind] = chosen
+        self.columns[str(chosen)] += 1
+        taken = {config.columns.get(theirs, theirs).partition(".")[0] for theirs in chosen.taken.values()}
+        self.unread.update(kind - taken - config.columns.keys())
+        if compared is None:
+            return [read_example(row, chosen, config, place, self._reader)]
+        return read_compared(row, chosen, config, place, self._reader)
 
 
 def read_conversations(config: DataConfig, compared: Compared | None = None) -> Conversations:
@@ -156,82 +203,51 @@ def read_conversations(config: DataConfig, compared: Compared | None = None) -> 
         EnvError: the hub can't be reached.
     """
     found = Conversations(config, compared)
-    reader = MessageReader()
-    choices: dict[frozenset[str], ColumnChoice] = {}
-    if config.held_out is not None:
-        own = _trees(_dataset(config, config.name), None, config, reader, choices, found)
-        other = _trees(_dataset(config, config.held_out), None, config, reader, choices, found)
-        found.examples = {"train": list(own), "eval": list(other)}
-    elif (dataset := _dataset(config, config.name)) and as_setting(dataset.shared):
-        trees = list(_trees(dataset, None, config, reader, choices, found))
-        by_id = {task.id: tree for task, tree in ((_task(tree), tree) for tree in trees)}
-        for split in ("train", "eval"):
-            tasks = [Task(id=name) for name in by_id]
-            chosen = as_setting(
-                partial(divide, tasks, split, lambda task: prefix_text(by_id[task.id]), f"data={config.name}")
-            )
-            found.notes += [note for note in chosen.notes if note not in found.notes]
-            found.examples[split] = [by_id[task.id] for task in chosen]
-    else:
-        for split in ("train", "eval"):
-            found.examples[split] = list(_trees(dataset, split, config, reader, choices, found))
-    found.unread.update(f"{name} (of messages)" for name in reader.unread)
+    found.read()
     return found
+
+
+def read_splits(
+    config: DataConfig,
+    read: Callable[[str, str | None], list[list[Row]]],
+    content: Callable[[list[Row]], str],
+    notes: list[str],
+) -> dict[str, list[list[Row]]]:
+    """Read the groups of rows of both splits: of a file each, of files that are named for them, or divided by content.
+
+    Args:
+        config: the settings.
+        read: the groups of a path's split, or of all that it has (None).
+        content: decides which split a group is of, where both are in the same files.
+        notes: gets lines on how they were divided.
+    """
+    if config.held_out is not None:
+        return {"train": read(config.name, None), "eval": read(config.held_out, None)}
+    if not as_setting(_dataset(config, config.name).shared):
+        return {split: read(config.name, split) for split in SPLITS}
+    by_place = {group[0].place: group for group in read(config.name, None)}
+    tasks, found = [Task(id=place) for place in by_place], {}
+    for split in SPLITS:
+        chosen = as_setting(
+            partial(divide, tasks, split, lambda task: content(by_place[task.id]), f"data={config.name}")
+        )
+        notes += [note for note in chosen.notes if note not in notes]
+        found[split] = [by_place[task.id] for task in chosen]
+    return found
+
+
+def read_rows(config: DataConfig, path: str, split: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a split, or of all files (None), each with its place in words."""
+    dataset = _dataset(config, path)
+    rows = dataset.every_row() if split is None else dataset.rows(split)
+    while (each := as_setting(lambda: next(rows, None))) is not None:
+        yield each
 
 
 def prefix_text(examples: Sequence[Example]) -> str:
     """The text by which a tree is held out or not: what its conversations share, else all of it."""
     key = prefix_key(examples[0])
     return key if len(examples[0].messages) > 1 else examples[0].messages[0].text
-
-
-def _trees(
-    dataset: Dataset,
-    split: str | None,
-    config: DataConfig,
-    reader: MessageReader,
-    choices: dict[frozenset[str], ColumnChoice],
-    found: Conversations,
-) -> list[list[Example]]:
-    """The conversations of each tree: those that share a prefix, or those that a row compares."""
-    rows = _rows(dataset, split, config, reader, choices, found)
-    if found.compared is None:
-        return gather(example for row in rows for example in row)
-    compared: list[list[Example]] = []
-    single: list[Example] = []
-    for row in rows:
-        if len(row) > 1:
-            compared.append(row)
-        else:
-            single += row
-    return compared + gather(single)
-
-
-def _rows(
-    dataset: Dataset,
-    split: str | None,
-    config: DataConfig,
-    reader: MessageReader,
-    choices: dict[frozenset[str], ColumnChoice],
-    found: Conversations,
-) -> Iterator[list[Example]]:
-    rows = dataset.every_row() if split is None else dataset.rows(split)
-    while (each := as_setting(lambda: next(rows, None))) is not None:
-        place, row = each
-        kind = frozenset(name for name, value in row.items() if value is not None)
-        if (chosen := choices.get(kind)) is None:
-            if found.compared is None:
-                chosen = choose_columns(row, config, place)
-            else:
-                chosen = choose_compared(row, config, place, found.compared)
-            choices[kind] = chosen
-        found.columns[str(chosen)] += 1
-        taken = {config.columns.get(theirs, theirs).partition(".")[0] for theirs in chosen.taken.values()}
-        found.unread.update(kind - taken - config.columns.keys())
-        if found.compared is None:
-            yield [read_example(row, chosen, config, place, reader)]
-        else:
-            yield read_compared(row, chosen, config, place, reader)
 
 
 def _dataset(config: DataConfig, path: str) -> Dataset:
@@ -259,10 +275,3 @@ def _task(examples: Sequence[Example]) -> Task:
         digest.update(json.dumps(content, sort_keys=True).encode())
     data: dict[str, Any] = {"rows": len(examples), "content": digest.hexdigest()}
     return Task(id=examples[0].place, data=data)
-
-
-def _fates(counts: TreeCounts) -> Iterator[str]:
-    words: Mapping[str, str] = {"cut": "cut off at the limit"}
-    for fate, number in counts.rows.items():
-        said = words.get(fate, f"{fate}: {'left out' if fate != 'odd' else 'not trained there'}")
-        yield f"{number:,} of {counts.total:,} conversations {said}; the first: {counts.first[fate]}"

@@ -16,14 +16,12 @@ from itertools import combinations
 from typing import Any, Literal, Protocol
 
 from agentrl.config.data import DataConfig
-from agentrl.envs.data.dataset import Dataset
-from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.columns import ColumnChoice, choose_columns, read_example
-from agentrl.rollout.sources.files import as_setting
+from agentrl.rollout.sources.files import Placed, read_rows, read_splits
 from agentrl.rollout.sources.messages import Example, MessageReader
 from agentrl.rollout.sources.pairs import choose_compared, read_compared
-from agentrl.rollout.sources.trees import ALL, TreeCounts, TreeWriter, prefix_key
+from agentrl.rollout.sources.trees import ALL, TreeCounts, TreeWriter, gather, prefix_key
 from agentrl.types import Session, Status, Task
 
 PAIR, MARGIN = "pair", "margin"
@@ -33,21 +31,12 @@ JUDGEMENTS: Mapping[str, tuple[str, ...]] = {"score": ("score", "reward", "ratin
 SAME = "the same on both sides"
 
 
-class JudgedRow(Protocol):
-    """A row that was read.
-
-    Attributes:
-        place: where it stands, in words.
-        shown: the conversation by which it is grouped with others, and which is shown.
-    """
-
-    @property
-    def place(self) -> str:
-        """The row's position in the data, for messages."""
+class JudgedRow(Placed, Protocol):
+    """A row with a judgement."""
 
     @property
     def shown(self) -> Example:
-        """A conversation that stands for the row."""
+        """The conversation by which it is grouped with others, and which is shown."""
 
     def content(self) -> Any:
         """The row as JSON; rows that differ in it are different ones."""
@@ -70,7 +59,6 @@ class PairRow:
 
     @property
     def place(self) -> str:
-        """The position in the data."""
         return self.chosen.place
 
     @property
@@ -79,7 +67,6 @@ class PairRow:
         return self.chosen
 
     def content(self) -> Any:
-        """Both conversations, and the margin."""
         return [_content(self.chosen), _content(self.rejected), self.margin]
 
     def write(self, number: int, writer: TreeWriter, counts: TreeCounts) -> list[Session]:
@@ -107,20 +94,16 @@ class ScoredRow:
 
     @property
     def place(self) -> str:
-        """The position in the data."""
         return self.example.place
 
     @property
     def shown(self) -> Example:
-        """The conversation."""
         return self.example
 
     def content(self) -> Any:
-        """The conversation and its value."""
         return [_content(self.example), self.value]
 
     def write(self, number: int, writer: TreeWriter, counts: TreeCounts) -> list[Session]:
-        """A session with the value as its reward."""
         session = _write(self.example, writer, counts)
         session.reward, session.rewards = self.value, {self.name: self.value}
         return [session] if session.nodes else []
@@ -203,7 +186,7 @@ class JudgedRows:
             if not tasks:
                 raise ConfigError(
                     f"data={self.config.name}: nothing for {split!r} can be learned from: "
-                    f"{'; '.join(_fates(counts)) or 'there is no row'}"
+                    f"{'; '.join(counts.fates()) or 'there is no row'}"
                 )
 
     def sessions(self, split: str, task: Task) -> list[Session]:
@@ -228,7 +211,7 @@ class JudgedRows:
                 f"data: {split}: {self.rows[split]:,} rows with {len(self.tasks[split]):,} first messages, "
                 f"{counts.tokens:,} tokens as rows"
             )
-            yield from (f"warning: data: {split}: {fate}" for fate in _fates(counts))
+            yield from (f"warning: data: {split}: {fate}" for fate in counts.fates())
 
 
 def _task(rows: Sequence[JudgedRow]) -> Task:
@@ -237,45 +220,19 @@ def _task(rows: Sequence[JudgedRow]) -> Task:
     return Task(id=rows[0].place, data={"rows": len(rows), "content": content})
 
 
-def _fates(counts: TreeCounts) -> Iterator[str]:
-    for fate, number in counts.rows.items():
-        yield f"{number:,} of {counts.total:,} conversations {fate}: left out; the first: {counts.first[fate]}"
-
-
 def read_judged(config: DataConfig, read: ReadRow, found: JudgedRows) -> JudgedRows:
-    """Read judged rows of a data set into `found`, divided as conversations are (`files.read_conversations`).
+    """Read judged rows of a data set into `found`, divided as conversations are (`files.read_splits`).
 
     Raises:
         ConfigError: there is none, or a row can't be read.
     """
 
-    def rows(path: str, split: str | None) -> Iterator[JudgedRow]:
-        dataset = Dataset(path, columns=config.columns, where=config.where, config=config.config)
-        each = dataset.every_row() if split is None else dataset.rows(split)
-        while (row := as_setting(lambda: next(each, None))) is not None:
-            yield from read(row[1], row[0])
+    def groups(path: str, split: str | None) -> list[list[JudgedRow]]:
+        rows = (row for place, given in read_rows(config, path, split) for row in read(given, place))
+        return gather(rows, lambda row: prefix_key(row.shown))
 
-    if config.held_out is not None:
-        found.groups = {"train": _gather(rows(config.name, None)), "eval": _gather(rows(config.held_out, None))}
-        return found
-    if not as_setting(Dataset(config.name, config=config.config).shared):
-        found.groups = {split: _gather(rows(config.name, split)) for split in ("train", "eval")}
-        return found
-    by_place = {group[0].place: group for group in _gather(rows(config.name, None))}
-    tasks = [Task(id=place) for place in by_place]
-    for split in ("train", "eval"):
-        chosen = divide(tasks, split, lambda task: prefix_key(by_place[task.id][0].shown), f"data={config.name}")
-        for note in chosen.notes:
-            found.note(note)
-        found.groups[split] = [by_place[task.id] for task in chosen]
+    found.groups = read_splits(config, groups, lambda rows: prefix_key(rows[0].shown), found.notes)
     return found
-
-
-def _gather(rows: Iterator[JudgedRow]) -> list[list[JudgedRow]]:
-    groups: dict[str, list[JudgedRow]] = {}
-    for row in rows:
-        groups.setdefault(prefix_key(row.shown), []).append(row)
-    return list(groups.values())
 
 
 def read_pairs(config: DataConfig) -> JudgedRows:

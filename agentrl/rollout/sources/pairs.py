@@ -42,11 +42,7 @@ VERDICTS = {
 
 
 def choose_compared(row: Mapping[str, Any], config: DataConfig, place: str, compared: Compared) -> ColumnChoice:
-    """Choose the columns of a row that compares replies.
-
-    Raises:
-        ConfigError: none fits, or several do.
-    """
+    """Choose the columns of a row that compares replies; ConfigError where none fits, or several do."""
     columns = config.columns
     there = {name for name, value in row.items() if value is not None} | set(columns.values())
     replies = [
@@ -231,11 +227,7 @@ def _lead(prompt: Any) -> str:
 
 
 def _list(value: Any) -> list[Any]:
-    """Messages: a list of them, or one.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Messages: a list of them, or one."""
     value = parse_json(value)
     if isinstance(value, Mapping):
         return [value]

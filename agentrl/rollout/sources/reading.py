@@ -91,21 +91,16 @@ class ListedTasks:
     sampler: Sampler
 
     def choose(self, number: int) -> int:
-        """Return the sampler's choice for a number."""
         return self.sampler.choose(number, len(self.tasks))
 
     def at(self, choice: int) -> Task:
-        """The task of a choice."""
         return self.tasks[choice]
 
     def see(self, choice: int, group: Group) -> None:
-        """A group of that choice was trained on, or dropped for its rewards."""
         self.sampler.see(choice, group)
 
     def state(self) -> Any:
-        """The sampler's state, as JSON."""
         return self.sampler.state()
 
     def restore(self, state: Any) -> None:
-        """Go on from what `state` returned."""
         self.sampler.restore(state)

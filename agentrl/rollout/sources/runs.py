@@ -94,11 +94,7 @@ def is_run(name: str) -> bool:
 
 
 def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False, pairs: bool = False) -> RecordedRun:
-    """The sessions of a run that fit the settings.
-
-    Raises:
-        ConfigError: none does, or a status is none.
-    """
+    """The sessions of a run that fit the settings; ConfigError where none does, or a status is none."""
     statuses = _statuses(config)
     found = RecordedRun(config, demonstrated, ends)
     groups: dict[str, list[tuple[int, Summary]]] = {}

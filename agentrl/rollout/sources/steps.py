@@ -50,7 +50,6 @@ class StepRow:
 
     @property
     def place(self) -> str:
-        """The position in the data."""
         return self.prompt.place
 
     @property
@@ -60,7 +59,6 @@ class StepRow:
         return Example(self.place, (*self.prompt.messages, first), plain=self.plain)
 
     def content(self) -> Any:
-        """The problem, its steps and their labels."""
         messages = [message.model_dump(exclude_none=True) for message in self.prompt.messages]
         return [messages, [[step.text, step.label, step.parent] for step in self.steps], self.separator, self.plain]
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TypeVar
 
 from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError, RenderError
@@ -19,6 +20,7 @@ from agentrl.sessions.renderers.base import RenderedMessage, Renderer
 from agentrl.sessions.tree import tree
 from agentrl.types import Message, Node, Session
 
+T = TypeVar("T")
 LAST, ALL = "last", "all"
 CUT, LONG, UNTRAINED, REFUSED, ODD = "cut", "too long", "without trained tokens", "refused by the format", "odd"
 UNPAIRED = "without another reply to compare with"
@@ -48,6 +50,12 @@ class TreeCounts:
         """A conversation had a fate that is to be told."""
         self.rows[fate] += 1
         self.first.setdefault(fate, f"{example.place}{f': {why}' if why else ''}")
+
+    def fates(self) -> Iterator[str]:
+        """Say of each fate how many conversations had it, and which was the first."""
+        for fate, number in self.rows.items():
+            said = {CUT: "cut off at the limit", ODD: f"{ODD}: not trained there"}.get(fate, f"{fate}: left out")
+            yield f"{number:,} of {self.total:,} conversations {said}; the first: {self.first[fate]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +104,12 @@ def prefix_key(example: Example) -> str:
     return json.dumps([example.plain, example.tools, messages], sort_keys=True)
 
 
-def gather(examples: Iterable[Example]) -> list[list[Example]]:
-    """The conversations of each tree, in the order of the first ones."""
-    trees: dict[str, list[Example]] = {}
-    for example in examples:
-        trees.setdefault(prefix_key(example), []).append(example)
-    return list(trees.values())
+def gather(rows: Iterable[T], key: Callable[[T], str]) -> list[list[T]]:
+    """The rows of each key, in the order of the first ones."""
+    groups: dict[str, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.values())
 
 
 @dataclass(frozen=True)

@@ -98,22 +98,14 @@ class Buffer:
     priority: Callable[[Group], float] | None = None
 
     def begin(self, group: Group) -> None:
-        """A group is begun.
-
-        Raises:
-            InvalidInput: a group of that number is in the buffer already.
-        """
+        """A group is begun; InvalidInput where a group of that number is in the buffer already."""
         if group.number in self.begun:
             attempt = self.begun[group.number].attempt
             raise InvalidInput(f"group {group.number} is in the buffer already, as attempt {attempt}")
         self.begun[group.number] = group
 
     def put(self, group: Group) -> None:
-        """A group has ended.
-
-        Raises:
-            InvalidInput: it was not begun, or has ended before.
-        """
+        """A group has ended; InvalidInput where it was not begun, or has ended before."""
         known = self.begun.get(group.number)
         if known is None or known.attempt != group.attempt or group.number in self.finished:
             raise InvalidInput(f"group {group.id!r} is not in progress")

@@ -18,35 +18,27 @@ from agentrl.types import Group, Task
 
 
 class GroupSource(Protocol):
-    """Fills the groups of a stream with sessions.
-
-    Attributes:
-        limits: how many groups are reused, how long a group may take, which ready group goes first.
-        seed: the run's.
-        slots: sessions under way.
-        left: the sessions that an earlier process of the run left.
-        combinations: how completions of a group's tree of joint turns are paired; "" where groups are none.
-    """
+    """Fills the groups of a stream with sessions."""
 
     @property
     def limits(self) -> RolloutConfig:
-        """See the class."""
+        """The groups that are reused, the seconds of a group, and the ready group that goes first."""
 
     @property
     def seed(self) -> int:
-        """See the class."""
+        """The run's seed."""
 
     @property
     def slots(self) -> Slots:
-        """See the class."""
+        """Sessions under way."""
 
     @property
     def left(self) -> LeftSessions:
-        """See the class."""
+        """The sessions that an earlier process of the run left."""
 
     @property
     def combinations(self) -> str:
-        """See the class."""
+        """The pairing of completions of a group's tree of joint turns; "" where groups are none."""
 
     async def prepare(self, tasks: Sequence[Task], n: int) -> None:
         """Get ready for `n` sessions of each task."""

@@ -43,7 +43,6 @@ class TaskStream:
         return len(self._sequence)
 
     def choose(self, number: int) -> Any:
-        """The sampler's choice for a number, as JSON."""
         return self.sampler.choose(number, len(self))
 
     def at(self, choice: Any) -> Task:
@@ -66,7 +65,6 @@ class TaskStream:
         return task
 
     def see(self, choice: Any, group: Group) -> None:
-        """A group of that choice was trained on, or dropped for its rewards."""
         self.sampler.see(choice, group)
 
     def take(self, start: int, number: int) -> list[Task]:
@@ -80,11 +78,9 @@ class TaskStream:
         return list(islice(calls.tasks(self._env, self._split), number)) or self.take(0, number)
 
     def state(self) -> Any:
-        """The sampler's state, as JSON."""
         return self.sampler.state()
 
     def restore(self, state: Any) -> None:
-        """Go on from what `state` returned."""
         self.sampler.restore(state)
 
     def _endless(self) -> Iterator[Task]:
@@ -125,12 +121,10 @@ class MixedTasks:
         return [name, self._parts[name].choose(self._chosen[name] - 1)]
 
     def at(self, choice: Any) -> Task:
-        """The task of a choice; see `TaskStream.at`."""
         name, inner = choice
         return self._parts[name].at(inner).of_part(name)
 
     def see(self, choice: Any, group: Group) -> None:
-        """A group of that choice was trained on, or dropped for its rewards."""
         name, inner = choice
         self._parts[name].see(inner, group)
 
@@ -139,7 +133,6 @@ class MixedTasks:
         return {name: [self._chosen[name], part.state()] for name, part in self._parts.items()}
 
     def restore(self, state: Any) -> None:
-        """Go on from what `state` returned."""
         for name, (chosen, own) in state.items():
             self._chosen[name] = chosen
             self._parts[name].restore(own)

@@ -54,7 +54,6 @@ class DistantEngine:
         deadline: float | None = None,
         attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
-        """Yield chunks, then one `Turn`."""
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
         calls, policy = self._calls, self._policy
@@ -88,15 +87,12 @@ class DistantEngine:
         return 0
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Refuse: weights go to engines from the run's process."""
         raise EngineError("weights are published by the run's process")
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """Refuse: the run's process pauses its engines."""
         raise EngineError("engines are paused by the run's process")
 
     async def resume(self) -> None:
-        """Refuse: the run's process resumes its engines."""
         raise EngineError("engines are resumed by the run's process")
 
     async def close(self) -> None:

@@ -10,18 +10,34 @@ An engine that other processes can't reach (one in the run's own process) genera
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
-from agentrl import watchdog
+from agentrl import cluster, watchdog
+from agentrl.cluster import Address
+from agentrl.cluster.wire.calls import Listener
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.reach import EngineAddress
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet.admission import Admission, SharedEngine
 from agentrl.rollout.workers.leases import EngineLease, NotReachable
-from agentrl.types import Chunk, Engine, Health, PauseMode, Placed, Sampling, Turn, begin_turn
+from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Placed, Sampling, Turn, begin_turn
+
+
+@asynccontextmanager
+async def serve_engines(
+    engine: Engine, policies: Callable[[], Mapping[str, Policy]]
+) -> AsyncIterator[tuple[Address, Capabilities]]:
+    """Answer other processes' calls of policies' engines; yields where, and what `engine` is capable of."""
+    here, name = cluster.current(), "the run's engines"
+    capabilities = await asyncio.to_thread(lambda: engine.capabilities)
+    key = secrets.token_bytes(32)
+    async with Listener(EngineAccess(policies), name, name, here.host, key, encrypted=here.encrypted) as address:
+        yield address, capabilities
 
 
 class EngineAccess:

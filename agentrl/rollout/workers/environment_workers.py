@@ -13,18 +13,16 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentrl import cluster, tracing, watchdog
+from agentrl import tracing, watchdog
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
-from agentrl.cluster.wire.calls import Listener
 from agentrl.common import processes
 from agentrl.common.deadline import Deadline
 from agentrl.config import PAST, ModelConfig, Policies, RolloutConfig, RunConfig
@@ -40,7 +38,7 @@ from agentrl.rollout.episodes.programs import Program, ServedProgram, serving
 from agentrl.rollout.workers import gateway_workers
 from agentrl.rollout.workers.distant_engine import DistantEngine, EngineCalls
 from agentrl.rollout.workers.distant_recorder import DistantRecorder
-from agentrl.rollout.workers.engine_access import EngineAccess
+from agentrl.rollout.workers.engine_access import serve_engines
 from agentrl.rollout.workers.gateway_workers import distant_program
 from agentrl.rollout.workers.held import SessionHead, SessionRef
 from agentrl.rollout.workers.reward_workers import RewardWorkers, SharedRewards, longest, scored_in_worker
@@ -305,14 +303,10 @@ async def in_workers(
         yield rollouts
         return
     folder = await asyncio.to_thread(os.path.abspath, base)
-    engine, host = rollouts.engines[0], cluster.current().host
     evaluated: dict[str, Policy] = {}
-    access, key = EngineAccess(lambda: evaluated | rollouts.policies), secrets.token_bytes(32)
-    capabilities = await asyncio.to_thread(lambda: engine.capabilities)
-    encrypted = cluster.current().encrypted
     async with AsyncExitStack() as stack:
-        engines = Listener(access, "the run's engines", "the run's engines", host, key, encrypted=encrypted)
-        address = await stack.enter_async_context(engines)
+        engines = serve_engines(rollouts.engines[0], lambda: evaluated | rollouts.policies)
+        address, capabilities = await stack.enter_async_context(engines)
         shared = None if rewards is None else await stack.enter_async_context(rewards.shared())
         holder = None if holding is None else holding.workers
         pools = {"the run's gateway workers": gateways, "the run's session worker": holder}

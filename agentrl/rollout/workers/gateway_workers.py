@@ -10,27 +10,24 @@ in time, they are INFRA_ERRORs, and it is replaced.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
-from agentrl import cluster, tracing
+from agentrl import tracing
 from agentrl.cluster import Address, Resources, Role
-from agentrl.cluster.pool import WorkerPool, Workers
-from agentrl.cluster.wire.calls import Listener
+from agentrl.cluster.pool import WorkerPool, Workers, open_pool
 from agentrl.cluster.wire.connection import Calling
 from agentrl.config import ClusterConfig, GatewayConfig, ModelConfig, RolloutConfig
-from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
+from agentrl.errors import AgentRLError, DeadlineExceeded
 from agentrl.rollout.episodes import agents
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import ServedProgram, load_agent
 from agentrl.rollout.workers.distant_engine import DistantEngine, EngineCalls
-from agentrl.rollout.workers.engine_access import EngineAccess
+from agentrl.rollout.workers.engine_access import serve_engines
 from agentrl.rollout.workers.gateways import LocalGateway, LocalSession, listening_place, own_gateway
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.store import Store
@@ -169,11 +166,9 @@ class DistantSession:
         self._worker, self._id, self._watching = worker, session_id, watching
 
     async def broken(self) -> None:
-        """Wait until the session can't go on."""
         await asyncio.shield(self._watching)
 
     async def finish(self, status: Status, error: str | None) -> Session:
-        """End the session and return its record."""
         found: Session = await self._worker.call("finish", self._id, status, error, timeout=CALL_SECONDS)
         return found
 
@@ -188,34 +183,21 @@ async def gateway_workers(
     limits: ClusterConfig, where: GatewayConfig, model: ModelConfig, rollouts: Rollouts, base: Path
 ) -> AsyncIterator[WorkerPool | None]:
     """A run's gateway workers, for which the engines of `rollouts` generate; None where it has none."""
-    here = cluster.current()
     if not limits.gateways:
         yield None
         return
     folder, engine = await asyncio.to_thread(os.path.abspath, base), rollouts.engines[0]
-    capabilities = await asyncio.to_thread(lambda: engine.capabilities)
-    access, key, name = EngineAccess(lambda: rollouts.policies), secrets.token_bytes(32), "the run's engines"
-    async with Listener(access, name, name, here.host, key, encrypted=here.encrypted) as engines:
+    async with serve_engines(engine, lambda: rollouts.policies) as (engines, capabilities):
         role = Role(
             "gateway",
             f"{__name__}:GatewayRole",
             (where, model, rollouts.limits, Path(folder), engines, capabilities, tracing.destination()),
             resources=Resources(cpus=CPUS),
         )
-        pool = WorkerPool(role, limits.gateways, limits.start_timeout, limits.max_restarts)
-        try:
-            await pool.start()
-            async with cluster.while_not_lost(pool.none_left):
-                yield pool
-        finally:
-            with contextlib.suppress(InfraError):
-                await pool.close()
+        async with open_pool(role, limits.gateways, limits) as pool:
+            yield pool
 
 
 def distant_program(agent: str, where: GatewayConfig, workers: Workers) -> ServedProgram:
-    """A run's agent program with its gateway workers.
-
-    Raises:
-        ConfigError: the agent can't be used.
-    """
+    """A run's agent program with its gateway workers; ConfigError where the agent can't be used."""
     return ServedProgram(agent, gateway=DistantGateway(workers), user_agent=load_agent(agent, where))

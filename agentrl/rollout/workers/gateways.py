@@ -143,11 +143,9 @@ class LocalSession:
             self._failed.set_exception(error)
 
     async def broken(self) -> None:
-        """Wait until the session can't go on."""
         await asyncio.shield(self._failed)
 
     async def finish(self, status: Status, error: str | None) -> Session:
-        """End the session and return its record."""
         await self.end(status, error)
         if self._failed.done():  # the program's failed request may have ended it first
             self._failed.result()

@@ -84,16 +84,7 @@ class Leases:
         vocabulary: int,
         attached: Sequence[Placed] = (),
     ) -> AsyncGenerator[Chunk | Turn, None]:
-        """Generate a turn by a leased engine.
-
-        Args:
-            policy: whose engine.
-            request_id: see `Engine.generate`.
-            input_ids: likewise.
-            sampling: likewise.
-            deadline: likewise.
-            vocabulary: the engine's tokens are below it.
-            attached: see `Engine.generate`.
+        """Generate a turn by a leased engine of a policy, whose tokens are below `vocabulary`; see `Engine.generate`.
 
         Raises:
             NotReachable: nothing was generated, and can't be like this.
@@ -179,11 +170,7 @@ class Leases:
     # ---------------------------------------------------------------------------------------- engines
 
     async def _engine(self, held: HeldLease) -> EngineClient:
-        """The engine of a lease; the one that had its name before is closed.
-
-        Raises:
-            EngineError: it is gone.
-        """
+        """The engine of a lease; the one that had its name before is closed."""
         name, lease = (held.policy, held.lease.engine), held.lease
         start, opening = self._engines.get(name, (-1, None))
         if start > lease.start:
@@ -308,11 +295,7 @@ class HeldLease:
             raise self._error or EngineError("the lease was given back")
 
     async def opened(self) -> EngineClient:
-        """The engine, reached anew.
-
-        Raises:
-            EngineError: it is gone.
-        """
+        """The engine, reached anew; EngineError where it is gone."""
         asked = self.policy, self.lease.start
         reach: EngineAddress | None = await self.connection.call("reach", *asked, timeout=ANSWER_SECONDS)
         if reach is None:

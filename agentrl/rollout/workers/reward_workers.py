@@ -11,7 +11,6 @@ has are INFRA_ERRORs, and it is replaced.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,9 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl import cluster
 from agentrl.cluster import Address, Resources, Role
-from agentrl.cluster.pool import WorkerPool, Workers
+from agentrl.cluster.pool import WorkerPool, Workers, open_pool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.common import cores, processes
 from agentrl.common.foreign_errors import words
@@ -186,19 +184,11 @@ async def open_reward_workers(
         resources=Resources(cpus=CPUS),
         threads=cores.choose_threads(None, 1),  # as many as rewards have in the run's process
     )
-    pool = WorkerPool(role, limits.rewards, limits.start_timeout, limits.max_restarts)
     processes.register_cleanup("containers of workers", sandboxes.remove_left)
-    try:
-        await pool.start()
+    async with open_pool(role, limits.rewards, limits) as pool:
         marks = tuple(await pool.call("marks", timeout=limits.start_timeout))
-        async with (
-            cluster.while_not_lost(pool.none_left),
-            _distant(make_env, rewards, marks, pool) as made,
-        ):
+        async with _distant(make_env, rewards, marks, pool) as made:
             yield made, RewardWorkers(pool, marks)
-    finally:
-        with contextlib.suppress(InfraError):
-            await pool.close()
 
 
 @asynccontextmanager

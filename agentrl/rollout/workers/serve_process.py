@@ -154,11 +154,7 @@ def worker_ports(config: ServeConfig) -> list[int]:
 
 
 def _check_workers(config: ServeConfig) -> None:
-    """Reject what several processes can't share.
-
-    Raises:
-        ConfigError: an engine would be started in each of them, or the store is one process's memory.
-    """
+    """Reject what several processes can't share."""
     if not getattr(config.engine, "url", None) and not config.fleet.urls:
         raise ConfigError(
             f"workers={config.workers} needs an engine that runs already, to which every worker attaches: set "

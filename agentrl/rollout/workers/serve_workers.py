@@ -147,11 +147,7 @@ def _start(config: ServeConfig, shard: SessionShard, listener: int, key: str | N
 
 
 async def _keep_serving(pool: WorkerPool) -> None:
-    """Have a pool's only worker serve, and after its end the one that replaces it.
-
-    Raises:
-        InfraError: none is left.
-    """
+    """Have a pool's only worker serve, and after its end the one that replaces it."""
     await pool.start()
     while True:
         async with pool.lease() as worker:

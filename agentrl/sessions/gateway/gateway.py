@@ -170,11 +170,7 @@ class Gateway:
         return entry
 
     def read(self, session_id: str, key: str) -> Session:
-        """The session's tree, sealed or not.
-
-        Raises:
-            ApiError: the key is not this session's.
-        """
+        """The session's tree, sealed or not; ApiError where the key is not this session's."""
         entry = self.entries.get(session_id)
         if entry is None:
             return self._by_key(session_id, key)
@@ -224,11 +220,7 @@ class Gateway:
         return entry.state.session
 
     async def sealed(self, session_id: str, timeout: float) -> Session:
-        """Wait until a session is sealed.
-
-        Raises:
-            DeadlineExceeded: it was not within `timeout` seconds.
-        """
+        """Wait until a session is sealed; DeadlineExceeded where it was not within `timeout` seconds."""
         entry = self.entries.get(session_id)
         if entry is None:
             return self.store.load(session_id)

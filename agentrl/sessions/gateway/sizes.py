@@ -66,11 +66,7 @@ def check_text(tokenizer: Tokenizer, text: str, limit: int) -> None:
 
 
 def check_beginning(tokenizer: Tokenizer, text: str, limit: int) -> None:
-    """Refuse a long text whose beginning alone is longer than the budget.
-
-    Raises:
-        TokenBudgetExceeded: it is.
-    """
+    """Refuse a long text whose beginning alone is longer than the budget; TokenBudgetExceeded where it is."""
     beginning = text[: _USUAL * (limit + _BORDER)]
     if len(beginning) < len(text) and len(tokenizer.encode(beginning)) > limit + _BORDER:
         chars = f"the first {len(beginning)} of {len(text)} characters"

@@ -45,11 +45,7 @@ class CallFormat:
 
     @classmethod
     def of(cls, renderer: Renderer) -> CallFormat:
-        """Read a renderer's turns with calls.
-
-        Raises:
-            RenderError: there is no grammar of them.
-        """
+        """Read a renderer's turns with calls; RenderError where there is no grammar of them."""
         one = _probe(renderer, _NAME)
         if len(one) != 3:
             raise _refusal(renderer, "its calls have no arguments in JSON")

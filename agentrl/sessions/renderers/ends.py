@@ -47,11 +47,7 @@ def extend_ends(renderer: Renderer, tokenizer: HFTokenizer, stop: str = "") -> N
 
 
 def stop_token(tokenizer: HFTokenizer, stop: str) -> int:
-    """The id of the token that `model.stop` names.
-
-    Raises:
-        ConfigError: it is no special token of this tokenizer.
-    """
+    """The id of the token that `model.stop` names; ConfigError where it is no special token of this tokenizer."""
     if stop not in tokenizer.added:
         guess = nearest(stop, tokenizer.added)
         hint = f"; did you mean {guess!r}?" if guess else ""

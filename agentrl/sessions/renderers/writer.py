@@ -66,11 +66,7 @@ class TokenWriter:
 
 
 def text_of(message: Message, format_name: str) -> str:
-    """The message's text.
-
-    Raises:
-        RenderError: it holds an image, which a text-only format can't express.
-    """
+    """The message's text; RenderError where it holds an image, which a text-only format can't express."""
     if isinstance(message.content, list):
         for part in message.content:
             if part.type != "text":

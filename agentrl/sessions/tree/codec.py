@@ -227,11 +227,7 @@ def dumps(value: Any) -> str:
 
 
 def session_from(id_: str, group: str, status: str, task: str, head: str, nodes: list[Node]) -> Session:
-    """The session of stored values and nodes.
-
-    Raises:
-        StoreError: they are not what `task_json` and `head_json` write.
-    """
+    """The session of stored values and nodes; StoreError where they are not what `task_json` and `head_json` write."""
     try:
         made = Task.model_validate_json(task)
         data = orjson.loads(head)

@@ -72,11 +72,7 @@ class Conversation:
         return list(self._messages)
 
     def require_head(self) -> Node:
-        """Return the path's last node.
-
-        Raises:
-            TreeError: there is none yet.
-        """
+        """Return the path's last node; TreeError where there is none yet."""
         if self.head is None:
             raise TreeError(f"the conversation of session {self.session.id} has no message yet")
         return self.head

@@ -161,11 +161,7 @@ def path_ids(session: Session, node_id: int | None) -> list[int]:
 
 
 def get(session: Session, node_id: int) -> Node:
-    """The node of that id.
-
-    Raises:
-        TreeError: there is none.
-    """
+    """The node of that id; TreeError where there is none."""
     if not 0 <= node_id < len(session.nodes):
         raise TreeError(f"session {session.id!r} has no node {node_id}; it has {len(session.nodes)} nodes")
     return session.nodes[node_id]

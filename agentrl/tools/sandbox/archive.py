@@ -149,11 +149,7 @@ def _stays_inside(target: str, depth: int) -> bool:
 
 
 def open_file(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    """Return a file's content.
-
-    Raises:
-        PathError: the member is no file.
-    """
+    """Return a file's content; PathError where the member is no file."""
     if (body := tar.extractfile(member)) is None:
         raise PathError(f"{member.name[:80]!a} is no file in the archive")
     return body

@@ -179,11 +179,7 @@ class Sandbox(Protocol):
         """Start a background process; it ends with `stop`, by itself, or with the sandbox."""
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
-        """At most `limit` bytes of a regular file.
-
-        Raises:
-            PathError: there is no such file, or it can't be read.
-        """
+        """At most `limit` bytes of a regular file; PathError where there is no such file, or it can't be read."""
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """Write a file whole (beside it, then renamed), making the directories above it.

@@ -10,7 +10,7 @@ from agentrl.config.data import DataConfig
 from agentrl.errors import ConfigError
 from agentrl.models import tiny
 from agentrl.rollout.sources.messages import Example, MessageReader
-from agentrl.rollout.sources.trees import TreeCounts, TreeWriter, gather, span_mask
+from agentrl.rollout.sources.trees import TreeCounts, TreeWriter, gather, prefix_key, span_mask
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.tree import tree
@@ -54,7 +54,7 @@ def trained_text(session: Session, renderer: Renderer) -> list[str]:
 
 def test_rows_that_share_a_prefix_are_one_tree_in_which_each_turn_is_trained_once(renderer: Renderer) -> None:
     rows = examples(FIRST, OTHER, SECOND, [{"role": "user", "content": "else"}, FIRST[1]])
-    assert [len(each) for each in gather(rows)] == [3, 1]
+    assert [len(each) for each in gather(rows, prefix_key)] == [3, 1]
     session, counts = written(renderer, rows[:3])
     assert trained_text(session, renderer) == ["two<|im_end|>", "zwei<|im_end|>", "four<|im_end|>"]
     assert counts.tokens < counts.paths

@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.envs.check.subject import EXPERT, Episode, Subject
 from agentrl.envs.check.trivial import write_message
 from agentrl.envs.episode import record
+from agentrl.tools.schema import show_value
 from agentrl.types import Message, Session, Task
 
 FEWEST = 3
@@ -31,7 +32,7 @@ PLAYED = 12
 
 async def prompts(subject: Subject) -> AsyncIterator[str]:
     """The prompt tells which task it is, where the expert's answer differs and it has looked nothing up."""
-    played = _expert_episodes(subject)
+    played = subject.played_by(EXPERT)
     if len(played) < FEWEST or len(subject.env.agents) > 1:
         return
     openings = {_openings(episode) for episode, _ in played}
@@ -59,7 +60,7 @@ async def splits(subject: Subject) -> AsyncIterator[str]:
             fewest = min(len(listed) for listed, _ in (subject.splits[one], subject.splits[other]))
             exact = exact if len(exact) > SHARED * fewest else []
         if exact:
-            words = f"{len(exact)} of the compared tasks{but}, such as {exact[0].id!r} {_cut(exact[0].data)}"
+            words = f"{len(exact)} of the compared tasks{but}, such as {exact[0].id!r} {show_value(exact[0].data, 80)}"
             yield f"splits {one!r} and {other!r} share {words}"
         elif words := _played_alike(subject, one, other):
             yield words
@@ -67,7 +68,7 @@ async def splits(subject: Subject) -> AsyncIterator[str]:
 
 async def stored(subject: Subject) -> AsyncIterator[str]:
     """A task that was stored as JSON is played as before."""
-    for episode, session in _expert_episodes(subject, subject.default)[:PLAYED]:
+    for episode, session in subject.played_by(subject.default)[:PLAYED]:
         try:
             data = json.loads(json.dumps(episode.task.data))
         except (TypeError, ValueError):
@@ -82,14 +83,11 @@ async def stored(subject: Subject) -> AsyncIterator[str]:
             difference = "its episode is another one"
         if difference:
             changed = next(key for key, value in episode.task.data.items() if not _same(data.get(str(key)), value))
-            became = f"{_cut(episode.task.data[changed])} comes back as {_cut(data.get(str(changed)))}"
+            became = (
+                f"{show_value(episode.task.data[changed], 80)} comes back as {show_value(data.get(str(changed)), 80)}"
+            )
             yield f"task {episode.task.id!r}, stored as JSON and read again: {changed} = {became}, and {difference}"
             return
-
-
-def _expert_episodes(subject: Subject, agent: str = EXPERT) -> list[tuple[Episode, Session]]:
-    found = {episode.task.id: (episode, session) for episode, session in subject.played() if episode.agent == agent}
-    return list(found.values())
 
 
 def _played_alike(subject: Subject, one: str, other: str) -> str:
@@ -97,7 +95,7 @@ def _played_alike(subject: Subject, one: str, other: str) -> str:
     ids = {split: {task.id: task for task in listed} for split, (listed, _) in subject.splits.items()}
     keys: dict[str, dict[str, Task]] = {one: {}, other: {}}
     count = {one: 0, other: 0}
-    for episode, session in _expert_episodes(subject):
+    for episode, session in subject.played_by(EXPERT):
         for split in (one, other):
             if episode.task.id in ids[split] and episode.task.data and len(subject.env.agents) == 1:
                 opening = _plain(_without_number(_openings(episode), episode.task))
@@ -187,8 +185,3 @@ def _plain(text: str) -> str:
 def _message_text(message: Message) -> str:
     made: Sequence[str] = [f"{call.function.name}({call.function.arguments})" for call in message.tool_calls or ()]
     return "; ".join(made) if made else repr(message.text[:60])
-
-
-def _cut(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"

@@ -14,6 +14,7 @@ from agentrl.envs.check.resources import SHARED, find_leaks, measure_holdings
 from agentrl.envs.check.subject import MADE_UP, RANDOM, SILENT, Episode, Subject
 from agentrl.envs.episode import noop_policy, play, record
 from agentrl.errors import AgentRLError
+from agentrl.tools.schema import show_value
 from agentrl.types import FunctionCall, Message, Session, Task, ToolCall
 
 REPEATS = 4
@@ -49,7 +50,7 @@ def _difference(one: Session, other: Session) -> str:
     first, second = record(one), record(other)
     for place, (entry, again) in enumerate(zip(first, second, strict=False)):
         if entry != again:
-            return f", entry {place}: the same seed gave first {_cut(entry)}, then {_cut(again)}"
+            return f", entry {place}: the same seed gave first {show_value(entry, 160)}, then {show_value(again, 160)}"
     return "" if len(first) == len(second) else f": the same seed gave {len(first)} and then {len(second)} entries"
 
 
@@ -207,8 +208,3 @@ def _plural(kind: str, number: int) -> str:
     if " in " in kind:
         return kind.replace("file", "files", 1)
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"
-
-
-def _cut(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 160 else text[:159] + "…"

@@ -111,9 +111,7 @@ def _reverse(env: Env) -> None:
 def _of_several(subject: Subject) -> list[tuple[Episode, Session]]:
     if len(subject.env.agents) < 2:
         return []
-    agent = EXPERT if subject.expert else subject.default
-    found = {episode.task.id: (episode, session) for episode, session in subject.played() if episode.agent == agent}
-    return list(found.values())
+    return subject.played_by(subject.default)
 
 
 def _list_heard(session: Session, agent: str) -> list[str]:

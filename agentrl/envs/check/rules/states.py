@@ -21,6 +21,7 @@ from agentrl.errors import AgentError, StateUnsupported
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.sessions.tree.turn_generator import TurnGenerator
+from agentrl.tools.schema import show_value
 from agentrl.types import Message, Session
 
 Open = Callable[[], Awaitable[Env]]
@@ -121,7 +122,7 @@ class _Replay:
         """Describe the other's difference; '' where there is none."""
         for place, (one, two) in enumerate(zip(self.results, other.results, strict=False), 1):
             if one != two:
-                return f"the result of turn {place} was {_cut(two)}, not {_cut(one)}"
+                return f"the result of turn {place} was {show_value(two, 160)}, not {show_value(one, 160)}"
         if len(self.results) != len(other.results):
             return f"it had {len(other.results)} turns, not {len(self.results)}"
         return "" if self.rewards == other.rewards else f"its rewards were {other.rewards}, not {self.rewards}"
@@ -184,8 +185,3 @@ async def _interrupt(subject: Subject, episode: Episode, session: Session, take:
         await calls.close(original.env)
     difference = whole.difference(other)
     return f"{how} after turn {turns}, continued differently: {difference}" if difference else ""
-
-
-def _cut(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 160 else text[:159] + "…"

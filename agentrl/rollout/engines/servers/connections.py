@@ -206,11 +206,7 @@ class HttpConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     async def _more(self) -> None:
-        """Wait until more has come than what has been looked at.
-
-        Raises:
-            BrokenConnection: nothing does, or not HTTP.
-        """
+        """Wait until more has come than what has been looked at; BrokenConnection where nothing does, or not HTTP."""
         if self._broken is not None:
             raise self._broken
         self._waiter = asyncio.get_running_loop().create_future()
@@ -222,11 +218,7 @@ class HttpConnection(asyncio.Protocol):
         return self._broken is None and not self._transport.is_closing()
 
     async def ask(self, request: bytes) -> None:
-        """Send a request and wait for the head of its answer.
-
-        Raises:
-            BrokenConnection: there is none.
-        """
+        """Send a request and wait for the head of its answer; BrokenConnection where there is none."""
         self.complete, self._asked = False, True
         self._begin()
         self._transport.write(request)

@@ -37,11 +37,7 @@ def driver_environment(library_path: str | None = None, load: Callable[[str], ob
 
 
 def stand_in() -> Path:
-    """The compiled stand-in.
-
-    Raises:
-        MissingExtra: there is no C compiler.
-    """
+    """The compiled stand-in; MissingExtra where there is no C compiler."""
     source = Path(__file__).with_name("libcuda.c")
     return compile_library([source], LIBRARY, FLAGS, "driver", f"sglang on a CPU (a stand-in for NVIDIA's {LIBRARY})")
 

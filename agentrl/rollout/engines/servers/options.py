@@ -87,11 +87,7 @@ def platform(config: EngineConfig) -> Platform:
 
 
 def interpreter(config: ServerConfig) -> str:
-    """The interpreter that a server is started with.
-
-    Raises:
-        ConfigError: `engine.python` is no file.
-    """
+    """The interpreter that a server is started with; ConfigError where `engine.python` is no file."""
     if config.python is None:
         return sys.executable
     path = Path(config.python).expanduser()
@@ -126,11 +122,7 @@ def check_version(python: str, packages: Sequence[str], low: tuple[int, ...], be
 
 
 def check_range(name: str, version: str, low: tuple[int, ...], below: tuple[int, ...]) -> None:
-    """Make sure that a version is in [low, below).
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Make sure that a version is in [low, below); ConfigError where it is not."""
     if not low <= _numbers(version) < below:
         raise ConfigError(f"{name} {version} is outside the supported range {name}>={_dot(low)},<{_dot(below)}")
 

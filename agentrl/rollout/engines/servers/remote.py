@@ -137,7 +137,6 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The promises of this engine."""
         return self._capabilities
 
     async def start(self) -> None:
@@ -180,7 +179,6 @@ class RemoteEngine(ManagedEngine, ABC):
         deadline: float | None = None,
         attached: Sequence[Placed] = (),
     ) -> AsyncIterator[Chunk | Turn]:
-        """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`."""
         limits = self.capabilities
         self._check(sampling)
         ids = check_ids(input_ids, limits.vocab_size, limits.max_context)
@@ -350,11 +348,9 @@ class RemoteEngine(ManagedEngine, ABC):
     # ------------------------------------------------------------------------------------------ its state
 
     def version(self) -> int:
-        """The policy version that now generates."""
         return self._version
 
     def set_version(self, version: int) -> None:
-        """Note that the server holds policy `version` now, which its receiver loaded."""
         self._version = version
 
     async def health(self) -> Health:

@@ -303,7 +303,6 @@ class ServerEngine(RemoteEngine):
             await self._bring(await asyncio.to_thread(write_part, part, scratch / "adapter"), version)
 
     async def load_folder(self, folder: Path, version: int) -> None:
-        """Let the paused server load what a folder brings: an adapter beside the base, or whole weights."""
         if self.adapters is None:
             await self._load(folder, version)
         elif (folder / SETTINGS).exists():

@@ -44,11 +44,7 @@ class Difficulty(Sampler):
         self.success: dict[int, float] = {}
 
     def choose(self, number: int, count: int) -> int:
-        """The best of the candidates.
-
-        Raises:
-            ConfigError: the tasks are a stream, which can't be chosen from.
-        """
+        """The best of the candidates; ConfigError where the tasks are a stream, which can't be chosen from."""
         if not count:
             raise ConfigError("rollout.sampler=difficulty chooses among tasks: tasks(split) has to return a sequence")
         generator = random.Random(derive(self.seed, "difficulty", number))

@@ -18,11 +18,7 @@ _NOT_SHOWN = frozenset({"behavior", "response", "responseJsonSchema"})
 
 
 def read_tools(tools: Any, ignored: dict[str, str], strict: bool) -> list[ToolSchema]:
-    """The tools on offer.
-
-    Raises:
-        ApiError: one is no function, and no web search.
-    """
+    """The tools on offer; ApiError where one is no function, and no web search."""
     if not isinstance(tools, list):
         raise ApiError(400, "tools: must be a list of names", "invalid_value", "tools")
     found = []

@@ -12,11 +12,7 @@ from agentrl.sessions.gateway.http.api_error import ApiError
 
 @contextmanager
 def count_request(gateway: Gateway, entry: SessionEntry) -> Iterator[None]:
-    """Count a request of a session as in progress meanwhile.
-
-    Raises:
-        ApiError: the limits allow no further one.
-    """
+    """Count a request of a session as in progress meanwhile; ApiError where the limits allow no further one."""
     limits = gateway.parts.limits
     if entry.in_flight >= limits.session_in_flight:
         raise ApiError(429, "too many requests in this session", "session_busy", retry_after=1)

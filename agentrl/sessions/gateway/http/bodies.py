@@ -41,11 +41,7 @@ class History:
         return self.raw[len(beginning) : len(beginning) + 64].lstrip()[:1] in (b",", b"]")
 
     def items(self, beginning: bytes = b"") -> list[Any]:
-        """The items, or those after an earlier history's.
-
-        Raises:
-            ApiError: it is not valid JSON.
-        """
+        """The items, or those after an earlier history's; ApiError where it is not valid JSON."""
         rest = self.raw[len(beginning) :].lstrip() if beginning else self.raw
         return list(loads(b"[" + rest.removeprefix(b",") if beginning else rest))
 
@@ -85,11 +81,7 @@ class Body:
 
 
 def loads(data: bytes) -> Any:
-    """Parsed JSON.
-
-    Raises:
-        ApiError: it is not valid.
-    """
+    """Parsed JSON; ApiError where it is not valid."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -30,11 +30,7 @@ def image_limits(config: ImageUrlsConfig) -> ImageLimits:
 
 
 class ImageFetcher:
-    """Fetches images, each once while it is kept.
-
-    Args:
-        config: from where, how large, and how long.
-    """
+    """Fetches images, each once while it is kept; the settings say from where, how large, and how long."""
 
     def __init__(self, config: ImageUrlsConfig) -> None:
         self._config = config
@@ -91,11 +87,7 @@ class ImageFetcher:
         return "*" in self._hosts or name in self._hosts or any(name.endswith(domain) for domain in within)
 
     async def _address(self, host: str, port: int) -> str:
-        """The address to connect to: of a host's, the first that is public or listed itself.
-
-        Raises:
-            InvalidInput: there is none.
-        """
+        """The address to connect to: of a host's, the first that is public or listed itself."""
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for address in (str(entry[4][0]) for entry in found):
             if address in self._hosts or ipaddress.ip_address(address).is_global:

@@ -178,11 +178,7 @@ class Replies:
         self._put(reply_id, None)
 
     def get(self, response_id: str) -> KeptReply:
-        """The reply of a response's id.
-
-        Raises:
-            ApiError: there is none, or none any more.
-        """
+        """The reply of a response's id; ApiError where there is none, or none any more."""
         kept = self._kept.get(response_id.removeprefix("resp_"))
         if kept is None:
             raise ApiError(404, f"no response {response_id!r:.100} in this session", "response_not_found")
@@ -203,11 +199,7 @@ class Replies:
             del self._conversations[next(iter(self._conversations))]
 
     def conversation(self, conversation_id: str) -> StoredConversation:
-        """The conversation of an id.
-
-        Raises:
-            ApiError: there is none.
-        """
+        """The conversation of an id; ApiError where there is none."""
         if conversation_id not in self._conversations:
             message = f"no conversation {conversation_id!r:.100} in this session"
             raise ApiError(404, message, "conversation_not_found", "conversation")

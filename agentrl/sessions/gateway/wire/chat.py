@@ -130,11 +130,7 @@ def sampling_of(
 
 
 def _bias(given: Any) -> tuple[tuple[int, float], ...]:
-    """The bias of each token that a request names.
-
-    Raises:
-        ApiError: it has no token ids, or a value that is no number or beyond what OpenAI allows.
-    """
+    """The bias of each token that a request names."""
     try:
         pairs = tuple(sorted((int(token), float(value)) for token, value in given.items()))
     except (AttributeError, TypeError, ValueError):
@@ -146,11 +142,7 @@ def _bias(given: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _form(given: Mapping[str, Any]) -> tuple[Any, str]:
-    """The form of the text, in OpenAI's words or in those of vLLM and SGLang, and the field that has it.
-
-    Raises:
-        ApiError: there are several, or one that is none.
-    """
+    """The form of the text, in OpenAI's words or in those of vLLM and SGLang, and the field that has it."""
     forms = [(name, given[name]) for name in ("response_format", *FORMS) if name in given]
     if len(forms) > 1:
         raise ApiError(400, f"only one of {' and '.join(name for name, _ in forms)}", "invalid_value", forms[1][0])
@@ -189,11 +181,7 @@ def _any_of(texts: Any, name: str) -> str:
 
 
 def _thinking(template: Any) -> bool | None:
-    """Read from a chat template's arguments whether turns may have reasoning; None where they don't say.
-
-    Raises:
-        ApiError: the template is told something else.
-    """
+    """Read from a chat template's arguments whether turns may have reasoning; None where they don't say."""
     given = object_at(template, "chat_template_kwargs")
     other = given.keys() - {"enable_thinking", "thinking"}
     if other:
@@ -270,11 +258,7 @@ def tools_of(tools: Sequence[Any]) -> list[ToolSchema]:
 
 
 def distinct(tools: list[ToolSchema]) -> list[ToolSchema]:
-    """Check that tools have different names, and return them.
-
-    Raises:
-        ApiError: two have one name.
-    """
+    """Check that tools have different names, and return them; ApiError where two have one name."""
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise ApiError(400, f"tools: names must differ, not {names}", "invalid_value", "tools")

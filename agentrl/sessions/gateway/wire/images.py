@@ -50,11 +50,7 @@ def content_at(item: Mapping[str, Any], name: str, where: str, texts: Set[str], 
 
 
 def read_part(part: Mapping[str, Any], where: str, texts: Set[str], images: ImageLimits) -> str | Part:
-    """A part's text, or its image.
-
-    Raises:
-        ApiError: it is neither, or an image that can't be taken.
-    """
+    """A part's text, or its image; ApiError where it is neither, or an image that can't be taken."""
     kind = part.get("type", "text")
     if kind in texts:
         return text_at(part, "text", where)

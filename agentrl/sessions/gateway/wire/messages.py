@@ -50,11 +50,7 @@ _MARKED = ("system", "tools")
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
-    """A request as a TurnRequest.
-
-    Raises:
-        ApiError: a parameter is wrong, unknown or not supported.
-    """
+    """A request as a TurnRequest; ApiError where a parameter is wrong, unknown or not supported."""
     return _ask(PARAMETERS, body, limits, retry, json_schema)
 
 
@@ -126,11 +122,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
 
 
 def _find_followed(thread: Any) -> str | None:
-    """The reply that a thread continues: its system prompt, its tools and all before it stay, whatever began it.
-
-    Raises:
-        ApiError: it neither begins nor continues a thread.
-    """
+    """The reply that a thread continues: its system prompt, its tools and all before it stay, whatever began it."""
     kind = thread.get("type") if isinstance(thread, dict) else None
     if thread is None or kind == "create":
         return None  # every reply can be continued
@@ -166,11 +158,7 @@ def _drop_marks(blocks: Any, ignored: dict[str, str]) -> Any:
 
 
 def _keeps_all(management: Any) -> None:
-    """Refuse what would take something out of the conversation.
-
-    Raises:
-        ApiError: an edit does more than keep all thinking.
-    """
+    """Refuse what would take something out of the conversation."""
     edits = management.get("edits") or [] if isinstance(management, dict) else management
     if not isinstance(edits, list):
         raise ApiError(400, "context_management: must be an object with edits", "invalid_value", "context_management")

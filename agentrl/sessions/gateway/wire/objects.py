@@ -19,22 +19,14 @@ CHANGE_MESSAGES = frozenset({"audio", "function_call", "partial", "prefill", "pr
 
 
 def object_at(value: Any, where: str) -> Mapping[str, Any]:
-    """An object, without the fields that are null.
-
-    Raises:
-        ApiError: it is none.
-    """
+    """An object, without the fields that are null; ApiError where it is none."""
     if not isinstance(value, dict):
         raise ApiError(400, f"{where}: must be an object", "invalid_value", where)
     return {name: one for name, one in value.items() if one is not None}
 
 
 def text_at(item: Mapping[str, Any], name: str, where: str) -> str:
-    """A field that must be there, and text.
-
-    Raises:
-        ApiError: it is missing, or something else.
-    """
+    """A field that must be there, and text; ApiError where it is missing, or something else."""
     value = item.get(name)
     if not isinstance(value, str):
         raise ApiError(400, f"{where}.{name}: must be text", "invalid_value", f"{where}.{name}")

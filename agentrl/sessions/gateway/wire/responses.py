@@ -81,11 +81,7 @@ _EACH_TIME = frozenset({"input", "previous_response_id", "conversation"})
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
-    """A request as a TurnRequest.
-
-    Raises:
-        ApiError: a parameter is wrong, unknown or not supported.
-    """
+    """A request as a TurnRequest; ApiError where a parameter is wrong, unknown or not supported."""
     text = tuple(part for pair in zip(body.text[::2], body.text[1::2], strict=True) for part in _keep_of(pair))
     body, left_out = _drop_unavailable(body)
     given, ignored = PARAMETERS.check(body, limits)
@@ -135,11 +131,7 @@ def _keep_of(parameter: tuple[bytes, bytes]) -> tuple[bytes, ...]:
 
 
 def _conversation(given: Mapping[str, Any]) -> str | None:
-    """The conversation's id.
-
-    Raises:
-        ApiError: there is one beside a reply to follow: each says what comes before.
-    """
+    """The conversation's id."""
     conversation = given.get("conversation")
     if isinstance(conversation, dict):
         conversation = text_at(conversation, "id", "conversation")
@@ -164,11 +156,7 @@ def _wants_logprobs(body: Body, given: dict[str, Any], ignored: dict[str, str]) 
 
 
 def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
-    """True if the reply is made in the background: a stream is sent while it is made.
-
-    Raises:
-        ApiError: it is, but not to be stored.
-    """
+    """True if the reply is made in the background: a stream is sent while it is made."""
     background = given.get("background", False)
     if background and given.get("stream", False):
         ignored["background"] = "background"

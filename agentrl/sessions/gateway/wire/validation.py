@@ -144,11 +144,7 @@ class Parameters:
 
 
 def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: float, *, whole: bool = False) -> Any:
-    """A number within bounds.
-
-    Raises:
-        ApiError: it is none, not a whole one where it must be, or lies outside.
-    """
+    """A number within bounds; ApiError where it is none, not a whole one where it must be, or lies outside."""
     value = body.get(name, default)
     if value is None:
         return None

@@ -157,11 +157,7 @@ def _calling(renderer: Renderer) -> Message:
 
 
 def _answers(renderer: Renderer) -> Iterator[Message]:
-    """Answers with and without reasoning, as far as the format has a place for it.
-
-    Raises:
-        RenderError: it has none for an answer.
-    """
+    """Answers with and without reasoning, as far as the format has a place for it."""
     thinking = Message(role="assistant", content=_ANSWERS[0], reasoning_content=_THOUGHT)
     placed = _writes(renderer, thinking)
     bare = not (placed and getattr(renderer, "thinks_in_prompt", False))

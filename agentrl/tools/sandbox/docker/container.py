@@ -49,11 +49,7 @@ class ContainerSandbox:
 
 
 async def describe_end(daemon: Daemon, container: str) -> str:
-    """Say how a container ended, or stands.
-
-    Raises:
-        SandboxError: the daemon does not answer, or does not know it.
-    """
+    """Say how a container ended, or stands; SandboxError where the daemon does not answer, or does not know it."""
     state = (await daemon.call(daemon.api.inspect_container, container, timeout=5.0))["State"]
     what = "ran out of memory" if state.get("OOMKilled") else state.get("Error") or "no error"
     return f"container {state['Status']}, exit code {state['ExitCode']}, {what}"

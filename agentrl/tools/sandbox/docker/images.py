@@ -34,11 +34,7 @@ async def image_id(image: str, address: str | None = None) -> str | None:
 
 
 async def require(image: str, address: str | None = None) -> None:
-    """Check that the daemon has the image.
-
-    Raises:
-        ConfigError: it is missing; the message says how to get it.
-    """
+    """Check that the daemon has the image; ConfigError where it is missing; the message says how to get it."""
     if await image_id(image, address) is None:
         how = "sandboxes/make-base.sh makes it" if image.startswith("agentrl/") else f"`docker pull {image}` fetches it"
         raise ConfigError(f"the Docker daemon has no image {image!r}: {how}")
@@ -46,11 +42,7 @@ async def require(image: str, address: str | None = None) -> None:
 
 @run_on_loop
 async def pull(image: str, progress: Progress = lambda line: None, address: str | None = None) -> None:
-    """Fetch an image from its registry.
-
-    Raises:
-        DaemonError: the registry or the daemon failed.
-    """
+    """Fetch an image from its registry; DaemonError where the registry or the daemon failed."""
     daemon = await connect(address)
     key = (image, address)
     if key not in _pulls:

@@ -115,14 +115,7 @@ class PlainSandbox(ContainerSandbox, ArchivedSandbox):
         id = (await call(api.exec_create, self.id, ["sh", "-c", "kill -9 -1"]))["Id"]
         await call(api.exec_start, id, timeout=20.0)
 
-    async def start(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        limit: int | None = None,
-    ) -> Process:
+    async def start(self, command: Command, **options: Any) -> Process:
         raise SandboxError(UNSUPPORTED.format("background processes"))
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:

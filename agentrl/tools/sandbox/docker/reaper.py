@@ -39,11 +39,7 @@ class FoundContainer:
 
 @run_on_loop
 async def find(address: str | None = None) -> list[FoundContainer]:
-    """Every container with the label, in whatever state.
-
-    Raises:
-        DaemonError: the daemon does not answer.
-    """
+    """Every container with the label, in whatever state; DaemonError where the daemon does not answer."""
     daemon: Daemon = await connect(address)
     listed = await daemon.call(daemon.api.containers, all=True, filters={"label": LABEL})
     found = []

@@ -80,16 +80,10 @@ class RemoteSandbox:
         result: ExecResult = await self.call("exec", ExecResult, within + GRACE, **given)
         return result
 
-    async def start(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        limit: int | None = None,
-    ) -> Process:
-        return await self._start(False, command=command, cwd=cwd, env=env or {}, limit=limit)
+    async def start(self, command: Command, **options: Any) -> Process:
+        return await self.connect(command, **options, interactive=False)
 
+    @run_on_loop
     async def connect(
         self,
         command: Command,
@@ -97,11 +91,9 @@ class RemoteSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         limit: int | None = None,
+        interactive: bool = True,
     ) -> RemoteProcess:
-        return await self._start(True, command=command, cwd=cwd, env=env or {}, limit=limit)
-
-    @run_on_loop
-    async def _start(self, interactive: bool, **given: Any) -> RemoteProcess:
+        given: dict[str, Any] = {"command": command, "cwd": cwd, "env": env or {}, "limit": limit}
         return RemoteProcess(self, await self.call("start", int, interactive=interactive, **given))
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:

@@ -161,15 +161,8 @@ class ResidentSandbox(ArchivedSandbox):
         """The reason why the runner was lost, with details where the backend has any."""
         return reason
 
-    async def start(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        limit: int | None = None,
-    ) -> Process:
-        return await self.connect(command, cwd=cwd, env=env, limit=limit, flags=Flags.NONE)
+    async def start(self, command: Command, **options: Any) -> Process:
+        return await self.connect(command, **options, flags=Flags.NONE)
 
     @run_on_loop
     async def connect(

@@ -92,11 +92,7 @@ def command(
 
 
 def encode(text: str | bytes) -> bytes:
-    """An argument's bytes, as the kernel takes them.
-
-    Raises:
-        ValueError: it holds a NUL or a lone surrogate.
-    """
+    """An argument's bytes, as the kernel takes them; ValueError where it holds a NUL or a lone surrogate."""
     try:
         data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     except UnicodeEncodeError:
