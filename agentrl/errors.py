@@ -224,8 +224,23 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
 
 
 def missing_extra(package: str, extra: str) -> MissingExtra:
-    """A MissingExtra that names the extra which brings `package`."""
+    """A MissingExtra that names the extra which brings `package`.
+
+    A package that is there is missing where its import was broken off: Python raises ModuleNotFoundError then, too.
+    """
+    if _is_installed(package):
+        why = f"{package!r} is there, and was not loaded to its end, as after Ctrl-C: begin again, or install it anew"
+        return MissingExtra(f"{why}: {install_command(extra)}")
     return MissingExtra(f"{package!r} is not installed; it comes with the extra {extra!r}: {install_command(extra)}")
+
+
+def _is_installed(package: str) -> bool:
+    from importlib.util import find_spec
+
+    try:
+        return "." not in package and find_spec(package) is not None
+    except (ImportError, ValueError):  # it is kept from being found
+        return False
 
 
 def install_command(extra: str) -> str:

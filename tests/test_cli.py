@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from setuptools.config.pyprojecttoml import read_configuration  # type: ignore[import-untyped]
 
 from agentrl.config import RunConfig
+from agentrl.errors import missing_extra
 from agentrl.models.tiny import build, render
 from agentrl.overrides import fields
 from agentrl.rollout.workers.serve_process import ServeConfig
@@ -29,6 +30,14 @@ ENDS = {"completed": 40}
 def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentrl", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
+
+
+def test_a_package_whose_loading_was_broken_off_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while torch was loaded ended with "'torch' is not installed"."""
+    assert "'json' is there, and was not loaded to its end, as after Ctrl-C" in str(missing_extra("json", "train"))
+    monkeypatch.setitem(sys.modules, "json", None)
+    for absent in ("json", "no_such_package", "torch.no_such_module"):
+        assert f"'{absent}' is not installed; it comes with the extra 'train'" in str(missing_extra(absent, "train"))
 
 
 @pytest.mark.usefixtures("in_tmp_path")

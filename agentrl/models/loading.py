@@ -13,6 +13,7 @@ allowed (`agentrl.common.custom_code`), and nobody is ever asked.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ from typing import Any
 
 from agentrl.common import custom_code
 from agentrl.common.untrusted import read_json
-from agentrl.errors import InvalidInput, InvalidWeights
+from agentrl.errors import ConfigError, InvalidInput, InvalidWeights
 from agentrl.models import tensors
 from agentrl.models.folders import refuse_adapter
 from agentrl.models.vision_families import FAMILIES, REFUSED
@@ -252,11 +253,20 @@ def _found_tensors() -> Iterator[list[tensors.TensorMatch]]:
     """Collect how the next model that is loaded fits its files, as transformers compared them.
 
     Its own report leaves out what a model's class says may be missing or dropped, so the comparison is read before.
+
+    Raises:
+        ConfigError: this version of transformers compares them otherwise.
     """
+    import transformers
     from transformers import PreTrainedModel
 
     found = list[tensors.TensorMatch]()
-    original = PreTrainedModel._adjust_missing_and_unexpected_keys
+    original = getattr(PreTrainedModel, "_adjust_missing_and_unexpected_keys", None)
+    if original is None or len(inspect.signature(original).parameters) != 2:
+        raise ConfigError(
+            f"transformers {transformers.__version__} loads models otherwise than 5.1 to 5.24, which are known here: "
+            "pip install -U 'agentrl[train]'"
+        )
 
     def keep(model: Any, info: Any) -> None:
         found.append(tensors.TensorMatch(set(info.missing_keys), set(info.unexpected_keys), set(info.mismatched_keys)))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from typer.testing import CliRunner
 from agentrl import cli
 from agentrl.common import transformers_index
 from agentrl.config import AlgoConfig, EngineConfig
-from agentrl.errors import InvalidInput, InvalidWeights
+from agentrl.errors import ConfigError, InvalidInput, InvalidWeights
 from agentrl.models.loading import load_causal_lm, new_causal_lm
 from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.train.trainers import make_trainer
@@ -40,6 +42,45 @@ def test_transformers_list_of_models_is_derived_as_it_would_make_it() -> None:
     made = import_utils.define_import_structure.__wrapped__(str(file))  # anew, not from its cache
     assert made
     assert transformers_index.derive_index() == made
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda path, prefix: {(): ["models.llama"]}, "has another form"),
+        (lambda path, prefix: {(): {"models.ll.ama": {"A"}}}, r"without a folder: \['ll'\]"),
+        (lambda path, prefix: {(): {"llama.modeling": {"A"}}}, "names no model"),
+        (lambda path: {}, "unexpected keyword argument"),
+    ],
+)
+def test_a_transformers_that_lists_its_models_otherwise_is_imported_as_it_is(
+    other: Any, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.utils import import_utils
+
+    monkeypatch.setattr(import_utils, "define_import_structure", other)
+    monkeypatch.delitem(sys.modules, transformers_index.PACKAGE)
+    transformers_index.import_models()
+    assert import_utils.define_import_structure is other
+    assert transformers_index.PACKAGE not in sys.modules
+    assert re.search(f"and so twice, which takes some 0.3 s at each start: .*{words}", caplog.text)
+
+
+@pytest.mark.slow
+def test_a_transformers_that_compares_tensors_otherwise_is_refused_by_its_version(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5.0's method takes the names apart, and the error was a TypeError of a function of ours."""
+    from transformers import PreTrainedModel
+
+    def older(model: Any, missing: set[str], unexpected: set[str]) -> tuple[set[str], set[str]]:
+        return missing, unexpected
+
+    monkeypatch.setattr(PreTrainedModel, "_adjust_missing_and_unexpected_keys", older)
+    with pytest.raises(
+        ConfigError, match=r"transformers 5[.\d]+ loads models otherwise than 5.1 .*pip install -U 'agentrl\[train\]'"
+    ):
+        load_causal_lm(folder, torch.float32, "eager")
 
 
 @pytest.mark.slow

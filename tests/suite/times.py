@@ -256,7 +256,7 @@ def read(folder: Path) -> list[Spent]:
 
 
 def tests(spent: Iterable[Spent]) -> list[Spent]:
-    """A row a test: its phases added up."""
+    """A row a test: its phases added up, `setup` where more than half of the seconds are of fixtures that it began."""
     phases: dict[str, list[Spent]] = defaultdict(list)
     for one in spent:
         if one.phase not in ("fixture", "process"):
@@ -264,7 +264,7 @@ def tests(spent: Iterable[Spent]) -> list[Spent]:
     return [
         Spent(
             name,
-            "test",
+            "setup" if 2 * sum(p.seconds for p in of if p.phase == "setup") > sum(p.seconds for p in of) else "test",
             sum(p.seconds for p in of),
             sum(p.cpu for p in of),
             max(p.memory_mb for p in of),
@@ -280,7 +280,7 @@ def folder_of(name: str) -> str:
 
 
 def main() -> None:
-    """Print a run's tables: folders, then the dearest tests and fixtures of each; or the tests that wait."""
+    """Print a run's tables: folders, then the ten dearest tests and fixtures of each; or the tests that wait."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--most", type=int, default=10, help="rows a folder")
@@ -304,7 +304,7 @@ def main() -> None:
         fixtures = [one for one in spent if one.phase == "fixture" and folder_of(one.name) == folder]
         print(f"\n{folder}")
         for row in sorted([*rows, *fixtures], key=lambda row: -row.seconds)[: arguments.most]:
-            kind = "fixture" if row.phase == "fixture" else ""
+            kind = "" if row.phase == "test" else row.phase
             print(f"{_figures([row])} {kind:>7} {row.name.rpartition('/')[2][:150]}")
 
 

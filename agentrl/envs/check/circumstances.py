@@ -44,9 +44,12 @@ async def elsewhere(subject: Subject) -> AsyncIterator[str | Note]:
     tasks = subject.scored or subject.tasks
     here = {"tasks": _list_files(subject), "episodes": list(await episodes(subject.make, tasks, subject.seed, 5.0))}
     job["played"] = list(dict.fromkeys(id_ for id_, _, _ in here["episodes"]))
-    there = await _process(job, ORDER)
+    order = [one for one in ORDER if one != "locale" or _has_plain_paths(job)]
+    if len(order) < len(ORDER):
+        yield Note("another locale was not tried: it can't name a path that has other letters than ASCII's")
+    there = await _process(job, order)
     if there is not None and "error" in there:  # libraries in C may fail where the clock's classes are replaced
-        error, there = there["error"], await _process(job, [one for one in ORDER if one != "date"])
+        error, there = there["error"], await _process(job, [one for one in order if one != "date"])
         if there is not None and "error" not in there:
             yield Note(
                 f"another date was not tried: with a replaced clock the process ended ({show_value(error, 120)})"
@@ -57,9 +60,9 @@ async def elsewhere(subject: Subject) -> AsyncIterator[str | Note]:
     if not difference:
         return
     alike = await _process(job, ())
-    changed = [one for one in ORDER if alike is not None and _difference(alike, await _process(job, (one,)))]
+    changed = [one for one in order if alike is not None and _difference(alike, await _process(job, (one,)))]
     changed = ["process"] if "process" in changed or alike is None else changed
-    names = " and ".join(FIXES[one] for one in changed) or f"{', '.join(ORDER)}, where several of these change at once"
+    names = " and ".join(FIXES[one] for one in changed) or f"{', '.join(order)}, where several of these change at once"
     yield f"{difference}; it depends on {names}"
 
 
@@ -74,6 +77,14 @@ def _job(subject: Subject) -> dict[str, Any] | None:
     file, colon, rest = name.partition(":")
     most = max((len(listed) for listed, _ in subject.splits.values()), default=0)
     return {"name": f"{_absolute(file)}{colon}{rest}", "options": options, "most": most, "seed": subject.seed}
+
+
+def _has_plain_paths(job: Mapping[str, Any]) -> bool:
+    paths = [
+        job["name"],
+        *(value for value in job["options"].values() if isinstance(value, str) and os.path.isabs(value)),
+    ]
+    return all(path.isascii() for path in paths)
 
 
 def name_of(env: object) -> str | None:

@@ -163,6 +163,16 @@ def test_where_a_check_is_killed_nothing_of_it_keeps_its_output_open(tmp_path: P
         process.communicate(timeout=120)
 
 
+@pytest.mark.slow
+def test_an_environment_in_a_folder_of_any_name_is_compared_with_another_process(tmp_path: Path) -> None:
+    """Another locale could not name the path, which was told as the environment's dependence on it."""
+    file, events = tmp_path / "été mappe" / "oracle.py", list[object]()
+    file.parent.mkdir()
+    file.write_text((PAGE.parents[1] / "README.md").read_text().partition("```python\n")[2].partition("```")[0])
+    assert check_env(f"{file}:Oracle", report=events.append, **QUICK) == []
+    assert any("another locale was not tried" in str(event) for event in events if isinstance(event, Note))
+
+
 def running(pid: int) -> bool:
     done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return done.stdout.strip()[:1] not in ("", "Z")
