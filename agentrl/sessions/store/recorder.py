@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from agentrl import watchdog
+from agentrl.common.copies import copy_with
 from agentrl.errors import InvalidInput
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.writing import Addition, Saving
@@ -55,7 +56,7 @@ def snapshot(session: Session, nodes: int | None = None) -> Session:
         nodes: how many of its nodes the copy has; None is all.
     """
     copied = {name: getattr(session, name).copy() for name in _CONTAINERS}
-    return replace(session, **copied | {"nodes": session.nodes[:nodes]})
+    return copy_with(session, **copied | {"nodes": session.nodes[:nodes]})
 
 
 @dataclass(frozen=True, slots=True)
