@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from agentrl.errors import StoreError
 from agentrl.sessions.gateway.http.api_error import ApiError
-from agentrl.sessions.store.recorder import snapshot
 from agentrl.sessions.store.store import Store
+from agentrl.sessions.store.writing import Addition
 from agentrl.types import Node, Session
 
 T = TypeVar("T")
@@ -26,12 +26,10 @@ MOST_UNWRITTEN = 512
 
 
 @dataclass(frozen=True, slots=True)
-class _Addition:
-    """Nodes to add to a session, its new state, and what becomes done when they are written."""
+class _Waiting:
+    """An addition to a session, and what becomes done when it is written."""
 
-    session: Session
-    nodes: Sequence[Node]
-    state: bytes | None
+    addition: Addition
     written: asyncio.Future[None]
 
 
@@ -41,7 +39,7 @@ class StoreWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-store")
-        self._waiting: list[_Addition] = []
+        self._waiting: list[_Waiting] = []
         self._unwritten = 0
         self._keeps_up = asyncio.Event()
         self._keeps_up.set()
@@ -75,13 +73,14 @@ class StoreWriter:
         """
         if self._closed:
             raise StoreError(f"session {session.id!r}: the gateway has stopped")
+        addition = Addition.of(session, nodes, state)
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_later(COLLECT_SECONDS, self._write_waiting)
-        addition = _Addition(snapshot(session), nodes, state, loop.create_future())
-        self._waiting.append(addition)
+        waiting = _Waiting(addition, loop.create_future())
+        self._waiting.append(waiting)
         self._count(1)
-        await addition.written
+        await waiting.written
 
     def _count(self, new: int) -> None:
         self._unwritten += new
@@ -108,18 +107,18 @@ class StoreWriter:
 
         asyncio.get_running_loop().run_in_executor(self._thread, self._write, additions).add_done_callback(written)
 
-    def _write(self, additions: Sequence[_Addition]) -> list[Exception | None]:
+    def _write(self, additions: Sequence[_Waiting]) -> list[Exception | None]:
         if len(additions) > 1:
             try:
-                self._store.append_all((one.session, one.nodes, one.state) for one in additions)
+                self._store.append_all([one.addition for one in additions])
                 return [None] * len(additions)
             except Exception:
                 pass
         return [self._failure(one) for one in additions]
 
-    def _failure(self, addition: _Addition) -> Exception | None:
+    def _failure(self, waiting: _Waiting) -> Exception | None:
         try:
-            self._store.append(addition.session, addition.nodes, addition.state)
+            self._store.append_all([waiting.addition])
         except Exception as error:
             return error
         return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -36,13 +36,24 @@ class _Bound:
     longest: int
 
 
+class _Pieces(dict[int, bytes]):
+    """Bytes of tokens, each asked for once."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+
+    def __missing__(self, index: int) -> bytes:
+        piece = self[index] = self._read(index)
+        return piece
+
+
 class Bound:
     """A grammar compiled for one tokenizer; its `parser()` is cheap."""
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, stop_token_ids: Sequence[int]) -> None:
         self.grammar = grammar
         self.stops = frozenset(stop_token_ids)
-        self.pieces = getattr(tokenizer, "token_bytes", None) or (lambda index: tokenizer.decode([index]).encode())
+        self.pieces = _Pieces(getattr(tokenizer, "token_bytes", None) or (lambda id_: tokenizer.decode([id_]).encode()))
         self.regions = {name: _bind(name, region, tokenizer) for name, region in grammar.regions.items()}
         self.marks = frozenset(index for region in self.regions.values() for index in region.by_id)
 
@@ -111,9 +122,11 @@ class RegionParser:
         self._deltas = []
         pieces, stops, marks = self._bound.pieces, self._bound.stops, self._bound.marks
         plain: list[bytes] = []
+        if not self._ended and marks.isdisjoint(body := token_ids[:-1]) and stops.isdisjoint(body):  # as most are
+            plain, token_ids = list(map(pieces.__getitem__, body)), token_ids[-1:]
         for index in token_ids:
             if index not in marks and index not in stops and not self._ended:
-                plain.append(pieces(index))
+                plain.append(pieces[index])
                 continue
             self._plain(plain)
             plain = []
@@ -122,7 +135,7 @@ class RegionParser:
                 self._stop()
                 self._segment(1, SpanKind.MARKUP)
             elif not self._delimiter(index):
-                self._take(self._decoder.decode(pieces(index)))
+                self._take(self._decoder.decode(pieces[index]))
         self._plain(plain)
         return self._deltas
 
@@ -149,12 +162,14 @@ class RegionParser:
             elif self._opens or (self._at.pattern and self._buffer) or self._decoder.getstate()[0]:
                 count, some = 0, some[:1]
             else:
-                ends = list(accumulate(map(len, some)))
-                count = bisect_right(ends, self._without_delimiter(data.decode("ascii")))
+                text = data.decode("ascii")
+                places = list(accumulate(map(len, some), initial=self._next))
+                safe = self._without_delimiter(text)
+                count = len(some) if safe == len(text) else bisect_right(places, places[0] + safe) - 1
                 some = some[: max(1, count)]
             if count:
-                self._starts += accumulate(map(len, some[:-1]), initial=self._next)
-                self._take(b"".join(some).decode("ascii"))
+                self._starts += places[:count]
+                self._take(text[: places[count] - places[0]])
             else:
                 for piece in some:
                     self._starts.append(self._next)

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from itertools import groupby
-from typing import Protocol
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 from agentrl import watchdog
-from agentrl.sessions.store.query import Between
+from agentrl.common.copies import copy_with
+from agentrl.errors import InvalidInput
 from agentrl.sessions.store.store import Store
-from agentrl.types import Node, Session
+from agentrl.sessions.store.writing import Addition, Saving
+from agentrl.types import Session
 
 TOGETHER = 0.02
 """Seconds that a commit waits for more: at 250 turns a second it holds about ten writes instead of three."""
@@ -55,20 +56,22 @@ def snapshot(session: Session, nodes: int | None = None) -> Session:
         nodes: how many of its nodes the copy has; None is all.
     """
     copied = {name: getattr(session, name).copy() for name in _CONTAINERS}
-    return replace(session, **copied | {"nodes": session.nodes[:nodes]})
+    return copy_with(session, **copied | {"nodes": session.nodes[:nodes]})
 
 
 @dataclass(frozen=True, slots=True)
-class _Addition:
-    """New nodes of a session, with its episode's state after them."""
-
-    session: Session
-    nodes: list[Node]
-    state: bytes | None
+class _Begun(Saving):
+    """A session that begins."""
 
 
-_Work = Callable[[], None]
-_Queued = tuple[_Addition | _Work, Future[None] | None]
+@dataclass(frozen=True, slots=True)
+class _Ended(Saving):
+    """A session as it ended."""
+
+
+_Work = _Begun | Addition | _Ended
+_Done = asyncio.Future[None] | Future[None] | None
+_Queued = tuple[_Work, _Done]
 
 
 class Recorder:
@@ -91,7 +94,7 @@ class Recorder:
             InvalidInput: the session holds what JSON can't express.
         """
         self._recorded[session.id] = len(session.nodes)
-        await asyncio.wrap_future(self._await(partial(self._begin, snapshot(session), state)))
+        await self._written(_Begun(snapshot(session), replace=True, state=state))
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """Append the nodes that are new since the last call; a failure is raised by `end`, if it fails as well.
@@ -102,7 +105,8 @@ class Recorder:
         """
         nodes = session.nodes[self._recorded[session.id] :]
         self._recorded[session.id] = len(session.nodes)
-        self._put(_Addition(snapshot(session), nodes, state))
+        with suppress(InvalidInput):  # what is left out here is written, or refused, with the session's end
+            self._put(Addition.of(session, nodes, state), None)
 
     async def end(self, session: Session) -> None:
         """Store the session as it ended.
@@ -111,12 +115,16 @@ class Recorder:
             StoreError: writing failed.
             InvalidInput: the session holds what JSON can't express.
         """
-        await asyncio.wrap_future(self.save_soon(session))
+        self._recorded.pop(session.id, None)
+        await self._written(_Ended(session))
 
     def save_soon(self, session: Session) -> Future[None]:
         """Store a session as it is now, without queued; for one that is aborted with the run."""
         self._recorded.pop(session.id, None)
-        return self._await(partial(self._store.save, session))
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # it is written also where whoever waits for it is cancelled
+        self._put(_Ended(session), done)
+        return done
 
     def close(self) -> None:
         """Write what is queued; idempotent."""
@@ -128,20 +136,12 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, session: Session, state: bytes | None) -> None:
-        same = {"group": session.group, "sample": session.sample, "phase": session.phase}
-        with self._store.batch():
-            for stale in self._store.ids(**same, attempt=Between(session.attempt)) if session.group else ():
-                self._store.delete(stale)
-            self._store.save(session, replace=True, state=state)
-
-    def _await(self, work: _Work) -> Future[None]:
-        done: Future[None] = Future()
-        done.set_running_or_notify_cancel()  # it is written also where whoever waits for it is cancelled
+    async def _written(self, work: _Work) -> None:
+        done = asyncio.get_running_loop().create_future()
         self._put(work, done)
-        return done
+        await done
 
-    def _put(self, work: _Addition | _Work, done: Future[None] | None = None) -> None:
+    def _put(self, work: _Work, done: _Done) -> None:
         with self._lock:
             self._queued.append((work, done))
             first = len(self._queued) == 1
@@ -155,32 +155,71 @@ class Recorder:
             queued, self._queued = self._queued, []
         try:
             with self._store.batch():
-                for work in self._join(queued):
-                    work()
+                self._write_all([work for work, _ in queued])
         except Exception:  # of one of them: each is written by itself, so that only that one fails
-            for one in queued:
-                _run(next(self._join([one])), one[1])
-            return
-        for _, done in queued:
-            if done is not None:
-                done.set_result(None)
+            _settle((done, self._try([work])) for work, done in queued)
+        else:
+            _settle((done, None) for _, done in queued)
 
-    def _join(self, queued: list[_Queued]) -> Iterator[_Work]:
-        """Yield the queued work in order: additions that follow each other are written with the same statements."""
-        for added, some in groupby((work for work, _ in queued), lambda work: isinstance(work, _Addition)):
-            if added:
-                additions = [work for work in some if isinstance(work, _Addition)]
-                yield partial(self._store.append_all, [(one.session, one.nodes, one.state) for one in additions])
-            else:
-                yield from (work for work in some if not isinstance(work, _Addition))
+    def _try(self, works: Sequence[_Work]) -> Exception | None:
+        try:
+            self._write_all(works)
+        except Exception as error:
+            return error
+        return None
+
+    def _write_all(self, works: Sequence[_Work]) -> None:
+        for begun, additions, ended in _rounds(works):
+            if begun:
+                self._store.begin_all(begun)
+            if additions:
+                self._store.append_all(additions)
+            if ended:
+                self._store.save_all(ended)
 
 
-def _run(work: _Work, done: Future[None] | None) -> None:
-    try:
-        work()
-    except Exception as error:
-        if done is not None:
-            done.set_exception(error)
+def _rounds(works: Sequence[_Work]) -> Iterator[tuple[list[_Begun], list[Addition], list[_Ended]]]:
+    """Yield the work kind by kind, that of each session in order; only the order among sessions is another one."""
+    begun, additions, ended = list[_Begun](), list[Addition](), list[_Ended]()
+    newest: dict[tuple[Any, ...], type[_Work]] = {}
+    for work in works:
+        session, kind = work.session, type(work)
+        same = (session.group, session.sample, session.phase) if session.group else (session.id,)
+        before = newest.get(same)
+        if before is not None and (before is _Ended or kind is _Begun):  # beginning deletes what came before
+            yield begun, additions, ended
+            begun, additions, ended, newest = [], [], [], {}
+        newest[same] = kind
+        if isinstance(work, _Begun):
+            begun.append(work)
+        elif isinstance(work, Addition):
+            additions.append(work)
+        else:
+            ended.append(work)
+    yield begun, additions, ended
+
+
+def _settle(results: Iterable[tuple[_Done, Exception | None]]) -> None:
+    """Tell those who wait what became of their work: one call for all of an event loop."""
+    waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], Exception | None]]] = {}
+    for done, error in results:
+        if isinstance(done, asyncio.Future):
+            waiting.setdefault(done.get_loop(), []).append((done, error))
+        elif done is not None:
+            _set(done, error)
+    for loop, some in waiting.items():
+        with suppress(RuntimeError):  # it is closed: nobody waits any more
+            loop.call_soon_threadsafe(_set_all, some)
+
+
+def _set_all(results: Iterable[tuple[asyncio.Future[None], Exception | None]]) -> None:
+    for done, error in results:
+        if not done.done():  # its task was cancelled
+            _set(done, error)
+
+
+def _set(done: asyncio.Future[None] | Future[None], error: Exception | None) -> None:
+    if error is None:
+        done.set_result(None)
     else:
-        if done is not None:
-            done.set_result(None)
+        done.set_exception(error)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,15 @@ from urllib.parse import quote
 from agentrl import faults
 from agentrl.common import formats
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
-from agentrl.sessions.store import digests, edited, integrity, many_rows, query, schema, summary
+from agentrl.sessions.store import digests, edited, integrity, query, schema
 from agentrl.sessions.store.integrity import CountFile, Counts, checksum
 from agentrl.sessions.store.query import Filters, SessionPage
-from agentrl.sessions.store.schema import HEAD_COLUMNS, PUT_TASK, ROW_COLUMNS, head_row, read_session
-from agentrl.sessions.store.summary import Totals
-from agentrl.sessions.tree.codec import NODE_COLUMNS, digest, files, node_row, pack_ids, task_json
-from agentrl.sessions.tree.incarnations import Loss, mark
-from agentrl.types import Node, Session, Status
+from agentrl.sessions.store.schema import read_session
+from agentrl.sessions.store.writing import Addition, Saving, SessionWriter
+from agentrl.sessions.tree.incarnations import Loss
+from agentrl.types import Node, Session
 
 logger = logging.getLogger(__name__)
-UNFINISHED = (Status.OPEN, Status.ABORTED)
-"""Statuses of sessions that keep their episode's state."""
-REWARD = NODE_COLUMNS.split(", ").index("reward")
 
 
 class Store:
@@ -61,8 +57,6 @@ class Store:
         self._lock = threading.RLock()
         self._count = CountFile(self.path)
         self._read_only = read_only
-        self._open_totals: dict[str, tuple[int, Totals]] = {}
-        self.losses: Sequence[Loss] = ()
         name = f"file:{quote(self.path)}?mode=ro" if read_only else self.path
         if not read_only and self.path != ":memory:":
             integrity.make_private(self.path)
@@ -70,6 +64,7 @@ class Store:
             self._db = sqlite3.connect(name, timeout, isolation_level=None, check_same_thread=False, uri=read_only)
         except sqlite3.Error as error:
             raise StoreError(f"can't open the session store {self.path!r}: {error}") from error
+        self._rows = SessionWriter(self._db, self.path)
         with self._errors():
             if read_only:
                 if not schema.exists(self._db, self.path):
@@ -86,6 +81,14 @@ class Store:
                     schema.renew(self._db)
         self._compare()
 
+    @property
+    def losses(self) -> Sequence[Loss]:
+        return self._rows.losses
+
+    @losses.setter
+    def losses(self, losses: Sequence[Loss]) -> None:
+        self._rows.losses = losses
+
     def save(self, session: Session, *, replace: bool = False, state: bytes | None = None) -> None:
         """Write a session: its head, and the nodes and step rewards that are not stored yet.
 
@@ -99,34 +102,18 @@ class Store:
             StoreError: writing failed, or other tokens are stored under the same node.
             InvalidInput: the session holds what JSON can't express.
         """
+        self.save_all([Saving(session, replace, state)])
+
+    def save_all(self, savings: Sequence[Saving]) -> None:
+        """Write several sessions, of different ids, atomically; see `save`."""
         with self._transaction():
-            if replace:
-                self._delete(session.id)
-            find = "SELECT key FROM sessions WHERE id = ?"
-            found = None if replace else self._db.execute(find, (session.id,)).fetchone()
-            head = head_row(session, len(session.nodes))
-            if found is None:
-                insert = f"INSERT INTO sessions ({HEAD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
-                key, stored = int(self._db.execute(insert, head).lastrowid or 0), 0
-            else:
-                key, stored = found[0], self._compare_nodes(found[0], session)
-                self._put_heads({key: head})
-            self._put_nodes([(key, session, session.nodes[stored:])])
-            totals = Totals.of(session.nodes)
-            task = task_json(session)
-            self._db.execute(PUT_TASK, (key, task, checksum((session.id, task))))
-            marks = ", ?" * len(summary.COLUMNS)
-            self._db.execute(
-                f"INSERT OR REPLACE INTO summaries (session, {summary.SELECTED}) VALUES (?{marks})",
-                (key, *summary.values(session, totals)),
-            )
-            self._open_totals.pop(session.id, None)
-            if session.status is Status.OPEN:
-                self._open_totals[session.id] = key, totals
-            if session.status not in UNFINISHED:
-                self._db.execute("DELETE FROM states WHERE session = ?", (key,))
-            elif state is not None:
-                self._put_states({key: (session.id, state)})
+            self._rows.save(savings)
+
+    def begin_all(self, savings: Sequence[Saving]) -> None:
+        """Save sessions of different ids that begin, in place of what is stored of these attempts and later ones."""
+        with self._transaction():
+            self._rows.delete_attempts([one.session for one in savings])
+            self._rows.save(savings)
 
     def append(self, session: Session, nodes: Sequence[Node], state: bytes | None = None) -> None:
         """Add new nodes to a session that was saved before and rewrite its head, atomically.
@@ -137,27 +124,12 @@ class Store:
             StoreError: writing failed, the session is not stored, or the nodes are not its next ones.
             InvalidInput: the session holds what JSON can't express.
         """
-        self.append_all([(session, nodes, state)])
+        self.append_all([Addition.of(session, nodes, state)])
 
-    def append_all(self, additions: Iterable[tuple[Session, Sequence[Node], bytes | None]]) -> None:
-        """Add to several sessions, atomically: each addition has the arguments of `append`."""
+    def append_all(self, additions: Iterable[Addition]) -> None:
+        """Add to several sessions, atomically; see `append`."""
         with self._transaction():
-            changed: dict[int, tuple[Session, Totals]] = {}
-            new: list[tuple[int, Session, Sequence[Node]]] = []
-            states: dict[int, tuple[str, bytes]] = {}
-            for session, nodes, state in additions:
-                key, totals = self._find_known(session, nodes)
-                for node in nodes:
-                    totals.add(node)
-                new.append((key, session, nodes))
-                changed[key] = session, totals
-                if state is not None:
-                    states[key] = session.id, state
-            self._put_nodes(new)
-            self._put_heads({key: head_row(session, totals.nodes) for key, (session, totals) in changed.items()})
-            progress = [(key, *summary.progress(session, totals)) for key, (session, totals) in changed.items()]
-            many_rows.update(self._db, "summaries", "session", _PROGRESS, progress)
-            self._put_states(states)
+            self._rows.append(additions)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -168,7 +140,7 @@ class Store:
     def delete(self, session_id: str) -> None:
         """Delete a session; does nothing if there is none."""
         with self._transaction():
-            self._delete(session_id)
+            self._rows.delete(session_id)
 
     # -------------------------------------------------------------------------------------- reading
 
@@ -272,64 +244,6 @@ class Store:
 
     # ------------------------------------------------------------------------------------- internals
 
-    def _find_known(self, session: Session, nodes: Sequence[Node]) -> tuple[int, Totals]:
-        """A stored session's key and the sums over its stored nodes, which `nodes` go on from."""
-        first = nodes[0].id if nodes else len(session.nodes)
-        known = self._open_totals.get(session.id)
-        if known is None or first != known[1].nodes:
-            row = self._db.execute("SELECT key, nodes FROM sessions WHERE id = ?", (session.id,)).fetchone()
-            if row is None:
-                raise StoreError(f"session {session.id!r} is not in the store {self.path!r}: save it first")
-            if first != row[1]:
-                raise StoreError(f"session {session.id!r} is stored with {row[1]} nodes; node {first} can't follow")
-            known = self._open_totals[session.id] = row[0], Totals.of(session.nodes[: row[1]])
-        return known
-
-    def _compare_nodes(self, key: int, session: Session) -> int:
-        """Compare a session's nodes with those that are stored, and write new rewards; how many are stored."""
-        found = "SELECT id, token_ids, reward FROM nodes WHERE session = ? ORDER BY id"
-        stored = self._db.execute(found, (key,)).fetchall()
-        if len(stored) > len(session.nodes):
-            count = len(session.nodes)
-            raise StoreError(f"session {session.id!r} is stored with {len(stored)} nodes, and now has {count}")
-        for node, (id_, token_ids, reward) in zip(session.nodes, stored, strict=False):
-            if id_ != node.id or token_ids != pack_ids(node.token_ids):
-                raise StoreError(f"session {session.id!r}: node {node.id} is stored with other tokens")
-            if reward != node.reward:
-                row = node_row(node)
-                values = (row[REWARD], checksum((session.id, *row)), key, node.id)
-                self._db.execute("UPDATE nodes SET reward = ?, checksum = ? WHERE session = ? AND id = ?", values)
-        return len(stored)
-
-    def _put_heads(self, rows: Mapping[int, tuple[Any, ...]]) -> None:
-        """Rewrite heads, by their sessions' keys."""
-        new = [(key, *row[1:]) for key, row in rows.items()]
-        if many_rows.update(self._db, "sessions", "key", _HEAD, new) < len(new):
-            there = {row[0] for row in self._db.execute("SELECT id FROM sessions")}
-            gone = next(row[0] for row in rows.values() if row[0] not in there)
-            raise StoreError(f"session {gone!r} was removed from the store {self.path!r} by another writer")
-
-    def _put_nodes(self, additions: Sequence[tuple[int, Session, Sequence[Node]]]) -> None:
-        """Insert new nodes: each addition is a session's key, the session, and its nodes."""
-        rows: list[tuple[Any, ...]] = []
-        blobs: list[tuple[str, bytes]] = []
-        for key, session, nodes in additions:
-            mark(nodes, self.losses)
-            blobs += [(digest(data), data) for node in nodes for data in files(node).values()]
-            rows += [(key, *row, checksum((session.id, *row))) for row in map(node_row, nodes)]
-        if blobs:
-            self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)
-        many_rows.insert(self._db, "nodes", _NODE, rows)
-
-    def _put_states(self, states: Mapping[int, tuple[str, bytes]]) -> None:
-        """Write states of episodes, each with its session's id, by the sessions' keys."""
-        rows = [(key, state, checksum((session_id, state))) for key, (session_id, state) in states.items()]
-        many_rows.insert(self._db, "states", "session, state, checksum", rows, replace=True)
-
-    def _delete(self, session_id: str) -> None:
-        self._open_totals.pop(session_id, None)
-        self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-
     def _compare(self) -> None:
         """Warn if the file has less than was committed to it; copy it before anything is written."""
         with self._lock, self._errors():
@@ -359,7 +273,7 @@ class Store:
                 faults.point("store.commit")
                 self._db.execute("COMMIT")
             except BaseException:
-                self._open_totals.clear()  # its sums include nodes that are not stored
+                self._rows.forget()  # its sums include nodes that are not stored
                 with suppress(sqlite3.OperationalError):  # a full disk may have ended it already
                     self._db.execute("ROLLBACK")
                 raise
@@ -393,8 +307,3 @@ class Store:
             raise
         except (sqlite3.Error, OSError) as error:
             raise schema.failure(self.path, error) from error
-
-
-_HEAD = "group_id, status, head, nodes, checksum"
-_NODE = f"session, {ROW_COLUMNS}"
-_PROGRESS = ", ".join(summary.PROGRESS)

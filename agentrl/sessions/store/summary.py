@@ -91,6 +91,8 @@ class Summary:
 COLUMNS = tuple(column.name for column in fields(Summary))
 PROGRESS = COLUMNS[COLUMNS.index("nodes") :]
 """The columns that change with every turn."""
+BEGINNING = COLUMNS[: COLUMNS.index("status")]
+"""The columns that a session begins with."""
 SELECTED = ", ".join(f'"{name}"' for name in COLUMNS)
 
 SCHEMA = """
@@ -161,9 +163,13 @@ class Totals:
                 )
 
 
-def progress(session: Session, totals: Totals) -> tuple[Any, ...]:
-    """Return the values of `PROGRESS`."""
-    calls, errors = session.counters.get("tool_calls", 0), session.counters.get("tool_errors", 0)
+def tool_calls(session: Session) -> tuple[int, int]:
+    """Return how many tool calls were run, and how many of them failed."""
+    return session.counters.get("tool_calls", 0), session.counters.get("tool_errors", 0)
+
+
+def progress(totals: Totals, calls: tuple[int, int]) -> tuple[Any, ...]:
+    """Return the values of `PROGRESS`; `calls` as of `tool_calls`."""
     return (
         totals.nodes,
         totals.turns,
@@ -174,8 +180,7 @@ def progress(session: Session, totals: Totals) -> tuple[Any, ...]:
         totals.version_min,
         totals.version_max,
         dumps(totals.agents),
-        calls,
-        errors,
+        *calls,
     )
 
 
@@ -202,7 +207,7 @@ def values(session: Session, totals: Totals) -> tuple[Any, ...]:
         dumps(session.rewards),
         session.ended,
         session.ended - session.started if timed else None,  # type: ignore[operator]
-        *progress(session, totals),
+        *progress(totals, tool_calls(session)),
     )
 
 

@@ -55,11 +55,11 @@ apart, since it never changes."""
 _SAMPLING = [field.name for field in fields(Sampling)]
 
 
-def node_row(node: Node) -> Row:
-    """A node as a row of `NODE_COLUMNS`."""
+def node_row(node: Node, data: Mapping[str, bytes] | None = None) -> Row:
+    """A node as a row of `NODE_COLUMNS`; `data` are its `files`, where they are known."""
     count = len(node.token_ids)
     message, _ = stored_images.take_out(node.message)
-    named = {name: digest(data) for name, data in files(node).items()}
+    named = {name: digest(each) for name, each in (files(node) if data is None else data).items()}
     return (
         node.id,
         node.parent,
@@ -68,7 +68,7 @@ def node_row(node: Node) -> Row:
         message.model_dump_json(exclude_none=True),
         pack_ids(node.token_ids),
         pack_floats(node.logprobs),
-        node.trainable.index(True) if any(node.trainable) else count,
+        node.trainable.index(True) if True in node.trainable else count,
         None if node.reward is None else node.reward + 0.0,  # a float, and not -0.0, which SQLite doesn't have
         _turn(node),
         dumps(node.tools) if node.tools else None,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agentrl import attachments, faults, tracing, watchdog
+from agentrl.common.copies import copy_with
 from agentrl.errors import DeadlineExceeded, EngineError
 from agentrl.types import Chunk, Engine, FinishReason, Placed, Sampling, Turn, VersionSpan, begin_turn, collect
 
@@ -127,7 +128,7 @@ async def _attempts(
     tokens = {"prompt_tokens": len(input_ids), "cached_tokens": turn.cached_tokens, "tokens": len(turn.token_ids)}
     session = request_id.partition("/")[0]
     tracing.record("generate", began, session=session, attempts=len(attempts), finish=turn.finish_reason, **tokens)
-    yield replace(turn, timings=timings)
+    yield copy_with(turn, timings=timings)
 
 
 def join_attempts(attempts: Sequence[Turn]) -> Turn:

@@ -19,7 +19,7 @@ _MARK = ";attachment,"
 
 def take_out(message: Message) -> tuple[Message, dict[str, bytes]]:
     """A message whose images are named, and their files by name."""
-    if not message.images or not isinstance(message.content, list):
+    if not isinstance(message.content, list) or not message.images:
         return message, {}
     files: dict[str, bytes] = {}
     parts = []

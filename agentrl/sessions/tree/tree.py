@@ -302,7 +302,7 @@ def _check_tokens(node: Node, where: str) -> int:
     """Returns the place of the first trainable token: their number where there is none."""
     if min(node.token_ids) < 0:
         raise TreeError(f"{where}: token id {min(node.token_ids)} is negative")
-    first = node.trainable.index(True) if any(node.trainable) else len(node.token_ids)
+    first = node.trainable.index(True) if True in node.trainable else len(node.token_ids)
     if not all(node.trainable[first:]) and support.NAME not in node.attachments:
         raise TreeError(f"{where}: trainable tokens must end the node, without a gap")
     if first < len(node.token_ids) and node.message.role != "assistant" and node.sampled:

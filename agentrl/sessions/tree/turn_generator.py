@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.attachments import images, support
+from agentrl.common.copies import copy_with
 from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
 from agentrl.sessions.renderers.call_grammar import call_grammar
@@ -174,7 +175,7 @@ class TurnGenerator:
         """Add to sampling the renderer's stop tokens, more stop strings, and a seed where one is given."""
         stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids)))
         seed = sampling.seed if seed is None else seed
-        return replace(sampling, stop_token_ids=stops, stop=(*sampling.stop, *strings), seed=seed)
+        return copy_with(sampling, stop_token_ids=stops, stop=(*sampling.stop, *strings), seed=seed)
 
     def with_calls(self, sampling: Sampling, tools: Sequence[ToolSchema]) -> Sampling:
         """Add to sampling the grammar of these tools' calls, where they have to fit one and the engine can keep to it.
