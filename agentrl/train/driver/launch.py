@@ -108,9 +108,10 @@ async def train_run(config: RunConfig, display: Display, algorithms: Mapping[str
         await _check_engines(run, rollouts, base)
         async with AsyncExitStack() as training:  # closed before the result is told: its checkpoints are whole then
             loop, loaded = open_trainers(run, training, base, make_env, rollouts, act)
-            start = await prepare(loop, rollouts, make_env, base, loaded)
-            measure = await open_measure(training, loop, rollouts, act)
-            before, after, done = await _reinforce(run, loop, measure, start)
+            with garbage.collect_less_often():
+                start = await prepare(loop, rollouts, make_env, base, loaded)
+                measure = await open_measure(training, loop, rollouts, act)
+                before, after, done = await _reinforce(run, loop, measure, start)
         return _conclude(run, loop, before, after, done)
 
 
@@ -264,7 +265,7 @@ async def _reinforce(
         raise AgentError("before training, no session of the evaluation had a single turn: see the warning above")
     loop.measure = lambda step: measure(f"after step {step}", step)
     display.phase("reinforcement learning", config.steps, "reward", start)
-    with stoppable(loop, display), garbage.collect_less_often():
+    with stoppable(loop, display):
         done = await loop.run(start)
     return before, await measure("after training", done), done
 
