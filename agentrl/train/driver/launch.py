@@ -52,6 +52,7 @@ from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
 from agentrl.train.plan.model_checks import (
     engine_settings,
+    is_driven_hard,
     loads_meanwhile,
     prove_trainer,
     require_recording,
@@ -139,7 +140,8 @@ async def load_policy(
     await asyncio.to_thread(reserve, nodes, machines, learners, config.policies, base, averaged=averaged)
     await opened.enter_async_context(cluster.while_not_lost(nodes.lost))
     # first, since a server loads while the renderer is proved
-    settings = engine_settings(own, config.rollout, machines)
+    apart = publishes and is_driven_hard(config, base)
+    settings = engine_settings(own, config.rollout, machines, apart=apart)
     engine: Engine = make_engines(settings, own.fleet, own.weights, base, count_beside(MAIN, config.fleets))
     opened.push_async_callback(engine.close)
     renderer = get_renderer(base, own.model.renderer, own.model.stop)
