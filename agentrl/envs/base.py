@@ -55,6 +55,8 @@ class Env:
             it as content (no reasoning or tool calls are parsed), and may continue it (`StepResult.continuation`).
         return_range: the least and the greatest sum that the step rewards of an episode can have.
         version: of its rules and of what `state` returns; a state is restored only where it is the same.
+        quick: whether its plain methods return at once: they are called on the event loop then, not in a thread. It is
+            said of this class, not of those that inherit from it.
         needs: what it needs besides agentrl, in words, such as "Docker"; `agentrl envs` shows it.
         chance: the mean score of random valid play, such as 0.25 where one of four choices is right; `check_env` plays
             it, and takes an agent that gets more than that for no coincidence. Where it follows from the tasks, write
@@ -70,6 +72,7 @@ class Env:
     return_range: tuple[float, float] = (0.0, 1.0)
     version: str = "1"
     needs: str = ""
+    quick: bool = False
     chance: float | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

@@ -5,6 +5,7 @@ Whose fault a failure is, is in `attribution`; how episodes are saved and forked
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import random
@@ -265,7 +266,7 @@ async def demonstrate(env: Env, messages: Sequence[Message], rng: random.Random)
         EnvError: see `expert`.
     """
     with blamed(env, "demonstrate"):
-        drawn = {"rng": rng} if "rng" in inspect.signature(env.demonstrate).parameters else {}
+        drawn = {"rng": rng} if _takes_rng(getattr(env.demonstrate, "__func__", env.demonstrate)) else {}
         return _assistant(env, "demonstrate", await call_method(env, env.demonstrate, list(messages), **drawn))
 
 
@@ -283,6 +284,11 @@ async def critic_view(env: Env, agent: str) -> bytes:
             name = f"{type(env.unwrapped).__name__}.critic_view"
             raise InvalidNumber(f"{name} gave numbers that are not finite, or too large: {given}")
         return attached_view.pack(numbers)
+
+
+@functools.lru_cache(64)
+def _takes_rng(method: Callable[..., Any]) -> bool:
+    return "rng" in inspect.signature(method).parameters
 
 
 def _assistant(env: Env, method: str, value: Any) -> Message:

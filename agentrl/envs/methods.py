@@ -129,6 +129,9 @@ async def with_own_notes(session: Session, compute: Callable[[Session], Awaitabl
 
 
 def _may_block(method: Callable[..., Any]) -> bool:
+    owner = getattr(method, "__self__", None)
+    if isinstance(owner, Env) and vars(type(owner)).get("quick", False):
+        return False
     if inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(type(method).__call__):
         return False
     return getattr(method, "__func__", method) is not getattr(Env, method.__name__, None)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _LONG = 4096  # characters
-_SHORT, _MOST_KNOWN = 48, 4096
+_SHORT, _MOST_KNOWN = 1024, 4096
 """The most characters of a text whose tokens are cached (mostly a format's own markup), and the most such texts."""
 
 _BLANKS = re.compile("[ \u0120\u2581]+")

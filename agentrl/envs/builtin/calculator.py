@@ -26,6 +26,7 @@ Three splits, disjoint by construction. A problem's *structure* is its sequence 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import re
@@ -83,6 +84,7 @@ class Calculator(Env):
     """
 
     splits = ("train", "eval", "demo")
+    quick = True
 
     def __init__(self, min_steps: int = MIN_STEPS, max_steps: int = MAX_STEPS, seed: int = 0) -> None:
         if not 1 <= min_steps <= max_steps <= STEP_LIMIT:
@@ -178,6 +180,7 @@ class Calculator(Env):
         return self.expert(messages)
 
 
+@functools.cache
 def structures(split: str, length: int) -> list[str]:
     """The sequences of operations that a split's problems of this length have, such as "*-/"."""
     odd = split != "demo"

@@ -124,8 +124,13 @@ def mean_scores(db: sqlite3.Connection, filters: Filters, by: str) -> dict[Any, 
 
 
 def condition(filters: Filters) -> tuple[str, list[Any]]:
-    """The filters as an SQL expression and its parameters."""
+    """The filters as an SQL expression and its parameters.
+
+    Where one names a group, its index is the one to search by: SQLite would read all sessions of a phase or status, as
+    it takes its indexes to be equally good. A sign before a column keeps it from doing so.
+    """
     parts, values = ["1"], list[Any]()
+    indexed = isinstance(filters.get("group"), str)
     for name, wanted in filters.items():
         if name == WHERE:
             found = [expressions.condition(text) for text in ([wanted] if isinstance(wanted, str) else wanted)]
@@ -135,7 +140,8 @@ def condition(filters: Filters) -> tuple[str, list[Any]]:
             tests = [(f"EXISTS ({where} {part})", given) for part, given in _tests(expression, wanted)]
         else:
             expression, names = _expression(name)
-            tests = [(part, [*names, *given]) for part, given in _tests(expression, wanted)]
+            sign = "+" if indexed and name in ("phase", "status") else ""
+            tests = [(part, [*names, *given]) for part, given in _tests(sign + expression, wanted)]
         for part, given in tests:
             parts.append(part)
             values += given

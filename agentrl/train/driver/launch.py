@@ -56,6 +56,7 @@ from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
 from agentrl.train.plan.model_checks import (
     engine_settings,
+    is_driven_hard,
     loads_meanwhile,
     prove_trainer,
     require_recording,
@@ -112,9 +113,10 @@ async def train_run(config: RunConfig, display: Display, algorithms: Mapping[str
         await _check_engines(run, rollouts, base)
         async with AsyncExitStack() as training:  # closed before the result is told: its checkpoints are whole then
             loop, loaded = open_trainers(run, training, base, make_env, rollouts, act)
-            start = await prepare(loop, rollouts, make_env, base, loaded)
-            measure = await open_measure(training, loop, rollouts, act)
-            before, after, done = await _reinforce(run, loop, measure, start)
+            with garbage.collect_less_often():
+                start = await prepare(loop, rollouts, make_env, base, loaded)
+                measure = await open_measure(training, loop, rollouts, act)
+                before, after, done = await _reinforce(run, loop, measure, start)
         return _conclude(run, loop, before, after, done)
 
 
@@ -142,7 +144,8 @@ async def load_policy(
     await asyncio.to_thread(reserve, nodes, machines, learners, config.policies, base, averaged=averaged)
     await opened.enter_async_context(cluster.while_not_lost(nodes.lost))
     # first, since a server loads while the renderer is proved
-    settings = engine_settings(own, config.rollout, machines)
+    apart = publishes and is_driven_hard(config, base)
+    settings = engine_settings(own, config.rollout, machines, apart=apart)
     engine: Engine = make_engines(settings, own.fleet, own.weights, base, count_beside(MAIN, config.fleets))
     opened.push_async_callback(engine.close)
     renderer = get_renderer(base, own.model.renderer, own.model.stop)
@@ -267,7 +270,7 @@ async def _reinforce(
         raise AgentError("before training, no session of the evaluation had a single turn: see the warning above")
     loop.measure = lambda step: measure(f"after step {step}", step)
     display.phase("reinforcement learning", config.steps, "reward", start)
-    with stoppable(loop, display), garbage.collect_less_often():
+    with stoppable(loop, display):
         done = await loop.run(start)
     return before, await measure("after training", done), done
 

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agentrl.attachments import routed_experts
+from agentrl.common import cores
 from agentrl.config import (
     MODEL,
     START,
@@ -18,6 +19,7 @@ from agentrl.config import (
     Policies,
     PolicyConfig,
     RolloutConfig,
+    RunConfig,
     TrainerConfig,
 )
 from agentrl.config.learners import LearnerConfig, Learners, named_as_given
@@ -38,6 +40,10 @@ from agentrl.train.driver import setup
 from agentrl.train.trainers import TRAINERS, Trainer, proof
 from agentrl.train.trainers.loaded import Loaded, require_loaded
 from agentrl.types import MAIN, Engine
+
+MANY_SESSIONS = 4096
+"""Sessions of a run from which on an engine of a small model gets a process of its own: each takes some milliseconds of
+both, and the process takes a few seconds to start."""
 
 
 def prove_architecture(
@@ -175,10 +181,25 @@ def compare_loaded(
     return found
 
 
-def engine_settings(own: LearnerConfig, limits: RolloutConfig, machines: ClusterConfig) -> EngineConfig:
-    """The engine's settings: suited to training beside it, and recording what the trainer makes use of."""
+def is_driven_hard(config: RunConfig, base: Path) -> bool:
+    """Return whether an engine of a small model waits for the run's own Python, and that long enough to be apart.
+
+    With such a model the sessions cost as much of the interpreter's lock as the engine, which takes seconds to start.
+    """
+    limits = config.rollout
+    many = config.steps * limits.groups_per_step * limits.group_size >= MANY_SESSIONS
+    return many and len(cores.list_allowed()) > 1 and cores.is_small(base) and not sees(base)
+
+
+def engine_settings(
+    own: LearnerConfig, limits: RolloutConfig, machines: ClusterConfig, *, apart: bool = False
+) -> EngineConfig:
+    """The engine's settings: suited to training beside it, and recording what the trainer makes use of.
+
+    `apart`: it gets a process of its own where it may, as it does beside a trainer.
+    """
     engine, trainer = own.engine, TRAINERS.find(own.trainer.name)
-    if limits.staleness or machines.name != "local":
+    if limits.staleness or machines.name != "local" or apart:
         engine = ENGINES.find(engine.name).beside_trainer(engine)
     if trainer.replays_experts(own.trainer):
         engine = engine.model_copy(update={"routed_experts": True})
