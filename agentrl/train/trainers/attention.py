@@ -7,7 +7,7 @@ tokens, each against its own keys only: the block's ancestors and the block itse
 are found by the rule (k before the block's first token a, end[k] > a), gathered, and blocks with about as
 many keys share one masked call of scaled_dot_product_attention. A pack of many short trees thus costs its
 depth and not its square; one block as long as the row is the dense square, and the tests compare the two.
-Trees without branches are plain rows, and where there is nothing else each has a causal call without any mask.
+A long row, or tree up to where it branches, needs neither mask nor gather: it has a causal call.
 
 Sliding windows and chunks are counted along the path, by the depth of the first key that a query sees
 (`models.reach`); so is Llama 4's attention temperature by position. scaled_dot_product_attention has neither capped
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ gathered keys stay below three times the row's own. Measured on two cores: 64 an
 depth 70, 64 to 256 at 400, 512 and 1024 at 2,000 (where 64 took 2.4 times as long).
 """
 CALL = 256
-"""Tokens, on average, from which a row has a call of its own: shorter ones share blocks, which take fewer calls."""
+"""Tokens from which a row has a call of its own: shorter ones share blocks, which take fewer calls."""
 
 
 class AttentionPlan(Protocol):
@@ -89,9 +88,9 @@ class AttentionPlan(Protocol):
 
 @dataclass(slots=True)
 class _Bucket:
-    """Blocks with about as many keys: their numbers [N], their keys' indices [N, K], what is visible [N, 1, B, K]."""
+    """Blocks with about as many keys: indices of queries [N, B] and of keys [N, K], what is visible [N, 1, B, K]."""
 
-    blocks: Tensor
+    queries: Tensor
     keys: Tensor
     mask: Tensor
 
@@ -118,87 +117,104 @@ class BlockPlan:
         queries: np.ndarray[Any, Any] | None = None,
         last: np.ndarray[Any, Any] | None = None,
     ) -> None:
-        """Take a row's `end` and depths, and find every block's keys; `block` and `queries` are `prepare`'s.
+        """Take a row's `end` and depths, and find every block's keys.
 
-        `last` is the last key that each token sees, where that is not itself.
+        Args:
+            end: of the whole row.
+            position: each token's depth.
+            block: how many queries share their keys; None chooses by depth.
+            queries: the tokens that attend, in runs of `block`; None is all of them.
+            last: the last key that each token sees, where that is not itself.
         """
         assert last is None or queries is None, "images that see both ways are computed whole"
-        self.end, self.position, self.queries, self.narrower = end, position, queries, dict[Reach, BlockPlan]()
-        self.last = last
-        self.rows = plain_rows(end) if block is None and queries is None and last is None else []
-        self.block, self.buckets = block or block_for(float(position.mean())), list[_Bucket]()
+        self.end, self.position, self.queries, self.last = end, position, queries, last
+        self.narrower = dict[Reach | None, BlockPlan]()
+        self.block = block or block_for(float(position.mean()))
+        self.rows = causal_rows(end) if block is None and queries is None and last is None else []
         if not self.rows:
-            self.prepare(end, self.block, queries)
+            return self.prepare(self.block)
+        called = np.concatenate([np.arange(start, start + count * length) for start, count, length in self.rows])
+        rest = np.delete(np.arange(len(end)), called)
+        if rest.size:
+            fitting = max(MIN_BLOCK, rest.size // len(stretches(rest)))
+            block = min(fitting, block_for(float(position[rest].mean())))
+        self.prepare(block or self.block, rest, called)
 
     @property
     def depth(self) -> Tensor:
         return torch.from_numpy(self.position)
 
     def within(self, reach: Reach | None) -> BlockPlan:
-        if reach is None or reach.tokens > self.position.max():
-            return self
+        return self if reach is None or reach.tokens > self.position.max() else self._in_blocks(reach)
+
+    def _in_blocks(self, reach: Reach | None) -> BlockPlan:
+        """The plan without causal calls, whose queries see all that is above them within `reach`."""
         if reach not in self.narrower:
             narrow = self.narrower[reach] = copy.copy(self)
             narrow.rows = []
-            block = min(self.block, block_for(reach.tokens)) if self.queries is None else self.block
-            narrow.prepare(self.end, block, self.queries, reach)
+            most = self.block if reach is None or self.queries is not None else block_for(reach.tokens)
+            narrow.prepare(min(self.block, most), reach=reach)
         return self.narrower[reach]
 
     def prepare(
         self,
-        end: np.ndarray[Any, Any],
         block: int,
-        queries: np.ndarray[Any, Any] | None = None,
+        tokens: np.ndarray[Any, Any] | None = None,
+        called: np.ndarray[Any, Any] | None = None,
         reach: Reach | None = None,
     ) -> None:
         """Find each block's keys.
 
         Args:
-            end: of the whole row.
             block: how many queries share their keys.
-            queries: the query tokens, in runs of `block` consecutive ones; None is all of them.
+            tokens: those that attend in blocks; None is all that attend.
+            called: the others, in the order of `self.rows`.
             reach: how far along its path a query sees, by `self.position`.
         """
-        self.tokens, self.row = len(end if queries is None else queries), len(end)
-        self.block = block = min(block, self.tokens)
-        self.buckets = []
-        count = -(-self.tokens // block)
-        self.padding = count * block - self.tokens
-        self.starts = np.arange(0, count * block, block) if queries is None else queries[::block]
-        end = np.concatenate((end, np.arange(self.row, self.row + self.padding) + 1))
-        depth = np.append(self.position, np.zeros(self.padding, dtype=np.int64))
+        row, asked = len(self.end), np.arange(len(self.end)) if self.queries is None else self.queries
+        parts = stretches(asked if tokens is None else tokens)
+        block = min(block, max(1, *(part.size for part in parts)))
+        blocks = [part[at : at + block] for part in parts for at in range(0, part.size, block)]
+        beyond = np.arange(row, row + block)  # a block that is not full has what is behind its tokens
+        end, depth = np.append(self.end, beyond + 1), np.append(self.position, np.zeros(block, dtype=np.int64))
         first = None if reach is None else reach.first(depth)
-        self.until = None if self.last is None else np.append(self.last, np.arange(self.row, len(end))) + 1
-        keys = [_keys(end, start, start + block, depth, first, self.until) for start in self.starts.tolist()]
-        order = sorted(range(count), key=lambda i: keys[i].size)
+        self.until = None if self.last is None else np.append(self.last, beyond) + 1
+        keys = [_keys(end, int(part[0]), int(part[0]) + block, depth, first, self.until) for part in blocks]
+        order = sorted(range(len(blocks)), key=lambda i: keys[i].size)
+        place = np.zeros(row + block, dtype=np.int64)  # of a token among those that attend
+        place[asked] = np.arange(asked.size)
+        outputs, self.buckets = [] if called is None else [called], list[_Bucket]()
         while order:
             smallest = keys[order[0]].size
             size = next((i for i, b in enumerate(order) if keys[b].size > smallest + max(block, smallest // 4)), None)
-            self.buckets.append(self._bucket(end, order[:size], keys, depth, first))
+            query = np.stack([blocks[b][0] + np.arange(block) for b in order[:size]])
+            self.buckets.append(self._bucket(end, query, place, [keys[b] for b in order[:size]], depth, first))
+            outputs += [np.pad(blocks[b], (0, block - blocks[b].size), constant_values=-1) for b in order[:size]]
             order = order[size:] if size else []
-        self.order = torch.argsort(torch.cat([bucket.blocks for bucket in self.buckets]))
+        output = np.concatenate(outputs)  # the tokens that calls and blocks compute, one behind the other
+        kept = np.flatnonzero(output >= 0)
+        self.order = torch.from_numpy(kept[np.argsort(place[output[kept]])])
 
     def _bucket(
         self,
         end: np.ndarray[Any, Any],
-        blocks: list[int],
+        query: np.ndarray[Any, Any],
+        place: np.ndarray[Any, Any],
         keys: list[np.ndarray[Any, Any]],
         depth: np.ndarray[Any, Any],
         first: np.ndarray[Any, Any] | None,
     ) -> _Bucket:
-        width = max(keys[b].size for b in blocks)
-        key = np.full((len(blocks), width), end.size, dtype=np.int64)  # visible to no query
-        for row, b in enumerate(blocks):
-            key[row, : keys[b].size] = keys[b]
-        query = self.starts[blocks][:, None] + np.arange(self.block)
+        key = np.full((len(keys), max(each.size for each in keys)), end.size, dtype=np.int64)  # visible to no query
+        for row, each in enumerate(keys):
+            key[row, : each.size] = each
         until = np.append(end, 0)[key]
         mask = (key[:, None, :] <= query[:, :, None]) & (query[:, :, None] < until[:, None, :])
         if self.until is not None:
             mask |= (key[:, None, :] > query[:, :, None]) & (key[:, None, :] < self.until[query][:, :, None])
         if first is not None:
             mask &= np.append(depth, 0)[key][:, None, :] >= first[query][:, :, None]
-        key = np.minimum(key, self.row - 1)  # padding queries see only themselves, whatever is there
-        return _Bucket(torch.tensor(blocks), torch.from_numpy(key), torch.from_numpy(mask[:, None]))
+        key = np.minimum(key, len(self.end) - 1)  # queries beyond see only themselves, whatever is there
+        return _Bucket(torch.from_numpy(place[query]), torch.from_numpy(key), torch.from_numpy(mask[:, None]))
 
     def __call__(
         self,
@@ -209,32 +225,23 @@ class BlockPlan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if self.rows and softcap is None and sinks is None:
-            return _attend_rows(self.rows, query, key, value, scale)
-        if not self.buckets:
-            self.prepare(self.end, self.block)
-        heads, dim = query.shape[1], query.shape[-1]
         attend = F.scaled_dot_product_attention
         if softcap is not None or sinks is not None:
+            if self.rows:
+                return self._in_blocks(None)(query, key, value, scale, softcap, sinks)
             attend = functools.partial(_explicit_attention, softcap=softcap, sinks=sinks)
-        queries = F.pad(query[0].transpose(0, 1), (0, 0, 0, 0, 0, self.padding))  # [T', heads, d]
-        queries = queries.reshape(-1, self.block, heads, dim)
-        keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        outputs = []
+        gqa = query.shape[1] != key.shape[1]
+        outputs = _attend_rows(self.rows, query, key, value, scale) if self.rows else []
         for bucket in self.buckets:
-            shape = (*bucket.keys.shape, keys.shape[1], dim)
-            flat = bucket.keys.flatten()
-            out = attend(
-                queries[bucket.blocks].transpose(1, 2),
-                keys.index_select(0, flat).view(shape).transpose(1, 2),
-                values.index_select(0, flat).view(*shape[:-1], values.shape[-1]).transpose(1, 2),
-                attn_mask=bucket.bias(query.dtype),
-                scale=scale,
-                enable_gqa=heads != keys.shape[1],
+            index = bucket.queries, bucket.keys, bucket.keys
+            q, k, v = (  # [N, heads, B or K, d]
+                each[0].transpose(0, 1).index_select(0, at.flatten()).view(*at.shape, *each.shape[1::2]).transpose(1, 2)
+                for each, at in zip((query, key, value), index, strict=True)
             )
-            outputs.append(out.transpose(1, 2))
-        joined = torch.cat(outputs).index_select(0, self.order)
-        return joined.reshape(1, -1, heads, joined.shape[-1])[:, : self.tokens]
+            out = attend(q, k, v, attn_mask=bucket.bias(query.dtype), scale=scale, enable_gqa=gqa)
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
+        joined = torch.cat(outputs)
+        return (joined.index_select(0, self.order) if self.buckets else joined)[None]
 
 
 def block_for(depth: float) -> int:
@@ -242,30 +249,48 @@ def block_for(depth: float) -> int:
     return min(MAX_BLOCK, max(MIN_BLOCK, 1 << round(math.log2(max(depth, 1.0) / 2 + 1))))
 
 
-def plain_rows(end: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
-    """Return the rows that a forest without branches consists of: how many of one length follow each other, and it.
+def causal_rows(end: np.ndarray[Any, Any]) -> list[tuple[int, int, int]]:
+    """Return the parts of a forest that are computed without a mask: rows, and trees up to where they branch.
 
-    Empty where a tree branches, or where rows are short (`CALL`).
+    Each is its first token, how many of one length follow each other, and their length. Where they are all of the
+    forest, they are long on average; where they aren't, each of them is (`CALL`).
     """
-    cuts = np.flatnonzero(end == np.arange(1, len(end) + 1)) + 1
-    lengths = np.diff(cuts, prepend=0)
-    if not np.array_equal(np.repeat(cuts, lengths), end):
-        return []
-    rows = [(len(list(equal)), length) for length, equal in itertools.groupby(lengths.tolist())]
-    return rows if len(end) >= CALL * len(rows) else []
+    rows, start = list[tuple[int, int, int]](), 0
+    while start < len(end):
+        stop = int(end[start])
+        branches = np.flatnonzero(end[start:stop] < stop)
+        length = int(branches[0]) if branches.size else stop - start
+        first, count, each = rows[-1] if rows else (0, 0, 0)
+        if each == length and first + count * each == start:
+            rows[-1] = first, count + 1, each
+        else:
+            rows.append((start, 1, length))
+        start = stop
+    everything = sum(count * length for _, count, length in rows) == len(end)
+    if everything and len(end) >= CALL * len(rows):
+        return rows
+    return [row for row in rows if row[2] >= CALL]
 
 
-def _attend_rows(rows: Sequence[tuple[int, int]], query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Attend within rows that lie behind each other; see `plain_rows` and `AttentionPlan`."""
-    outputs, sizes = [], [count * length for count, length in rows]
+def stretches(tokens: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Cut tokens where they don't follow each other."""
+    return np.split(tokens, np.flatnonzero(np.diff(tokens) != 1) + 1)
+
+
+def _attend_rows(
+    rows: Sequence[tuple[int, int, int]], query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> list[Tensor]:
+    """Attend within rows: [count * length, heads, e] of each; see `causal_rows` and `AttentionPlan`."""
+    cuts = [0, *(place for start, count, length in rows for place in (start, start + count * length)), query.shape[2]]
     # Not slices: each of them would have a gradient of all tokens.
-    parts = (torch.split(each[0], sizes, 1) for each in (query, key, value))
-    for (count, length), *own in zip(rows, *parts, strict=True):
+    parts = (torch.split(each[0], np.diff(cuts).tolist(), 1)[1::2] for each in (query, key, value))
+    outputs = []
+    for (_, count, length), *own in zip(rows, *parts, strict=True):
         q, k, v = (part.unflatten(1, (count, length)).transpose(0, 1) for part in own)
         gqa = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs)[None]
+    return outputs
 
 
 def _keys(

@@ -19,7 +19,7 @@ from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack
 from agentrl.train.forest.pictures import last_seen
 from agentrl.train.trainers import reference
-from agentrl.train.trainers.attention import BlockPlan, forest_attention, plain_rows
+from agentrl.train.trainers.attention import BlockPlan, causal_rows, forest_attention
 from agentrl.train.trainers.flex import FLEX_BLOCK, FlexPlan, flex_mask
 from agentrl.train.trainers.torch_trainer.batch import padded_length
 from tests.train.trees import VOCABULARY, as_group, leaf_credit, linear_session, random_session
@@ -99,7 +99,7 @@ def test_rows_without_branches_attend_causally_as_blocks_with_masks_do(lengths: 
     credit, _ = leaf_credit(random.Random(0), sessions)
     (forest,) = pack([as_group([session], session.id) for session in sessions], credit, 100_000)
     plan = BlockPlan(forest)
-    assert sum(count * length for count, length in plan.rows) == len(forest)
+    assert sum(count * length for _, count, length in plan.rows) == len(forest)
     assert not plan.buckets
     q, k, v = heads(len(forest), kv, torch.Generator().manual_seed(0))
     weigh = torch.randn(1, len(forest), 4, 16)
@@ -112,10 +112,35 @@ def test_rows_without_branches_attend_causally_as_blocks_with_masks_do(lengths: 
     assert torch.allclose(*capped, atol=1e-5)
 
 
-def test_trees_that_branch_and_rows_shorter_than_a_block_are_no_plain_rows() -> None:
+@settings(max_examples=6, deadline=None)
+@given(prompts=st.lists(st.sampled_from((4, 256, 300)), min_size=1, max_size=4), branches=st.integers(1, 90))
+def test_trees_attend_causally_up_to_where_they_branch_as_blocks_with_masks_do(
+    prompts: list[int], branches: int
+) -> None:
+    groups = [
+        as_group([linear_session(f"{i}.{n}", [i] * size, [[20 + n, 5]], reward=1.0) for n in range(branches)], str(i))
+        for i, size in enumerate(prompts)
+    ]
+    credit, _ = leaf_credit(random.Random(0), [session for group in groups for session in group.sessions])
+    (forest,) = pack(groups, credit, 100_000)
+    plan = BlockPlan(forest)
+    q, k, v = heads(len(forest), 2, torch.Generator().manual_seed(0))
+    weigh = torch.randn(1, len(forest), 4, 16)
+    found = [each(q, k, v, 0.25) for each in (plan, BlockPlan(forest, 64))]
+    assert torch.allclose(*found, atol=1e-5)
+    for one, other in zip(*(torch.autograd.grad((each * weigh).sum(), (q, k, v)) for each in found), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    for reach, cap in ((Reach(100), None), (None, 2.0)):
+        narrow = [each.within(reach)(q, k, v, 0.25, cap) for each in (plan, BlockPlan(forest, 64))]
+        assert torch.allclose(*narrow, atol=1e-5)
+
+
+def test_rows_of_a_call_each_are_long_or_all_of_a_forest() -> None:
     assert BlockPlan(random_forest(3)).rows == []
-    assert plain_rows(np.repeat([140, 280], 140)) == [(2, 140)]
-    assert plain_rows(np.repeat([140, 281], [140, 141])) == [], "a call each would cost more than a block of both"
+    assert causal_rows(np.repeat([140, 280], 140)) == [(0, 2, 140)]
+    assert causal_rows(np.repeat([140, 281], [140, 141])) == [], "a call each would cost more than a block of both"
+    branching = np.array([600] * 300 + [400] * 100 + [600] * 200 + [800] * 200 + [1100] * 300)
+    assert causal_rows(branching) == [(0, 1, 300), (800, 1, 300)]
 
 
 @pytest.mark.slow
