@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import struct
 import zlib
@@ -35,10 +36,13 @@ BLOCK = 1 << 16
 """Elements compared at a time: indices in a block fit 16 bits."""
 THREADS = 2
 """Tensors that are compared at a time; each takes its own size in memory meanwhile."""
+_FAULT = 4
+"""The pages that are written in the time that the first change of a mapped one takes (5, measured on ext4)."""
 STATE = "replica.json"
 REDO = "replica.delta"
 _MAGIC = b"agentrl delta 1\n"
 _WORDS: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_FRAME = struct.Struct("<QII")
 _SIZES = {name: dtype.itemsize for dtype, name in DTYPES.items()}
 
 Words = np.ndarray[Any, np.dtype[Any]]
@@ -59,13 +63,19 @@ class TensorChange:
     word: int
     dense: list[int]
     sparse: list[tuple[int, int]]
-    payload: bytes
+    payload: bytes | memoryview
+
+    @property
+    def pages(self) -> int:
+        """Return how many pages of memory it touches at most."""
+        changed = len(self.dense) * BLOCK + sum(count for _, count in self.sparse)
+        return min(changed, (len(self.dense) + len(self.sparse)) * -(-BLOCK * self.word // mmap.PAGESIZE))
 
 
 def compare(old: Words, new: Words, file: str, name: str, start: int) -> TensorChange | None:
     """The change from `old` to `new` (words of the same size and number); None where there is none."""
     word = new.dtype.itemsize
-    places = _true_places(old != new)
+    places = np.flatnonzero(old != new)
     if not len(places):
         return None
     counts = np.diff(np.searchsorted(places, np.arange(0, len(new) + BLOCK, BLOCK)))
@@ -79,14 +89,6 @@ def compare(old: Words, new: Words, file: str, name: str, start: int) -> TensorC
     parts += [(places % BLOCK).astype("<u2").tobytes(), new[places].tobytes()]
     sparse = list(zip(thin.tolist(), counts[~whole].tolist(), strict=True))
     return TensorChange(file, name, start, len(new), word, dense.tolist(), sparse, b"".join(parts))
-
-
-def _true_places(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The indices of true elements, in order: most runs of eight have none, and are passed over at once."""
-    even = len(flags) & ~7
-    runs = np.flatnonzero(flags[:even].view(np.uint64))
-    rows, columns = np.nonzero(flags[:even].reshape(-1, 8)[runs])
-    return np.concatenate([runs[rows] * 8 + columns, even + np.flatnonzero(flags[even:])])
 
 
 def patch(words: Words, change: TensorChange) -> None:
@@ -123,16 +125,15 @@ class Replica:
             self._record(identity)
         self.identity: str = json.loads((folder / STATE).read_text())["identity"]
         self._headers = {path.name: read_header(path) for path in sorted(folder.glob("*.safetensors"))}
+        # mapped once: a mapping for each tensor of each publication would have new pages
+        self._files = {name: np.memmap(folder / name, np.uint8, "r+") for name in self._headers}
         if (folder / REDO).exists():
-            self._redo()
+            self._patch(read_delta(folder / REDO))
 
     def words(self, file: str, name: str) -> Words:
         """A tensor's words in the file, writable."""
         dtype, _, start, end = self._headers[file][name]
-        size = _SIZES[dtype]
-        if start == end:
-            return np.zeros(0, _WORDS[size])
-        return np.memmap(self.folder / file, _WORDS[size], "r+", start, (end - start) // size)
+        return self._files[file][start:end].view(_WORDS[_SIZES[dtype]])
 
     def names(self) -> dict[str, str]:
         return {name: file for file, header in self._headers.items() for name in header}
@@ -183,27 +184,37 @@ class Replica:
         Raises:
             EngineError: the delta is damaged, or its parent is another; nothing was changed.
         """
-        parent, _ = check_delta(delta)
-        if parent != self.identity:
-            raise EngineError(f"{delta}: its parent is {parent}, this replica is {self.identity}")
+        read = read_delta(delta)
+        if read.parent != self.identity:
+            raise EngineError(f"{delta}: its parent is {read.parent}, this replica is {self.identity}")
         beside = self.folder / (REDO + ".partial")
-        beside.write_bytes(delta.read_bytes())
+        beside.write_bytes(read.data)
         self._sync(beside)
         beside.replace(self.folder / REDO)
-        self._redo()
+        self._patch(read)
 
-    def _redo(self) -> None:
-        redo = self.folder / REDO
-        _, identity = check_delta(redo)
-        touched = {}
-        for change in read_changes(redo):
-            words = touched[change.name] = self.words(change.file, change.name)
+    def _patch(self, delta: _ReadDelta) -> None:
+        """Patch with what was written beside the checkpoint before."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(self._patch_tensor, delta.changes):
+                pass
+        for file in {change.file for change in delta.changes} if self.synced else ():
+            self._files[file].flush()
+        self._record(delta.identity)
+        (self.folder / REDO).unlink()
+
+    def _patch_tensor(self, change: TensorChange) -> None:
+        words = self.words(change.file, change.name)
+        if change.pages * _FAULT < words.nbytes // mmap.PAGESIZE:
             patch(words, change)
-        for words in touched.values():
-            if self.synced and isinstance(words, np.memmap):
-                words.flush()
-        self._record(identity)
-        redo.unlink()
+            return
+        patched = np.array(words)
+        patch(patched, change)
+        view = memoryview(patched.view(np.uint8))  # type: ignore[arg-type]  # numpy's arrays are buffers
+        with (self.folder / change.file).open("r+b", buffering=0) as file:
+            file.seek(self._headers[change.file][change.name][2])
+            while view:
+                view = view[file.write(view) :]
 
     def _record(self, identity: str) -> None:
         beside = self.folder / (STATE + ".partial")
@@ -241,46 +252,56 @@ def write_delta(changes: Iterable[TensorChange], parent: str, out: Path) -> str:
     return identity
 
 
-def check_delta(path: Path) -> tuple[str, str]:
-    """Read every record; returns the delta's parent and identity.
+@dataclass(frozen=True, slots=True)
+class _ReadDelta:
+    """A delta whose checksums fit; the changes' payloads lie in `data`, the file's bytes."""
+
+    parent: str
+    identity: str
+    changes: list[TensorChange]
+    data: bytes
+
+
+def read_delta(path: Path) -> _ReadDelta:
+    """Read and check a delta.
 
     Raises:
         EngineError: the file is cut off, or a checksum does not fit.
     """
     parent = identity = None
-    for head, _ in _records(path):
+    changes, data = [], path.read_bytes()
+    for head, payload in _records(data, path):
         parent, identity = head.get("parent", parent), head.get("identity", identity)
+        if "file" in head:
+            changes.append(
+                TensorChange(**{**head, "sparse": [tuple(pair) for pair in head["sparse"]]}, payload=payload)
+            )
     if parent is None or identity is None:
         raise EngineError(f"{path} is no whole delta")
-    return parent, identity
-
-
-def read_changes(path: Path) -> Iterator[TensorChange]:
-    """A delta's changes, one tensor at a time."""
-    for head, payload in _records(path):
-        if "file" in head:
-            yield TensorChange(**{**head, "sparse": [tuple(pair) for pair in head["sparse"]]}, payload=payload)
+    return _ReadDelta(parent, identity, changes, data)
 
 
 def _write_record(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:
     text = json.dumps(head).encode()
     crc = zlib.crc32(payload, zlib.crc32(text))
-    file.write(struct.pack("<QII", len(payload), len(text), crc))
+    file.write(_FRAME.pack(len(payload), len(text), crc))
     file.write(text)
     file.write(payload)
 
 
-def _records(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise EngineError(f"{path} is no delta")
-        while frame := file.read(16):
-            if len(frame) < 16:
-                raise EngineError(f"{path} is cut off")
-            size, length, crc = struct.unpack("<QII", frame)
-            if length + size > path.stat().st_size:  # a corrupted length would allocate more memory than there is
-                raise EngineError(f"{path} is damaged: its header gives more bytes than it has")
-            text, payload = file.read(length), file.read(size)
-            if len(text) + len(payload) != length + size or zlib.crc32(payload, zlib.crc32(text)) != crc:
-                raise EngineError(f"{path} is damaged: a checksum does not fit")
-            yield json.loads(text), payload
+def _records(data: bytes, path: Path) -> Iterator[tuple[dict[str, Any], memoryview]]:
+    if not data.startswith(_MAGIC):
+        raise EngineError(f"{path} is no delta")
+    view, at = memoryview(data), len(_MAGIC)
+    while at < len(data):
+        if at + _FRAME.size > len(data):
+            raise EngineError(f"{path} is cut off")
+        size, length, crc = _FRAME.unpack_from(data, at)
+        begin = at + _FRAME.size + length
+        at = begin + size
+        if at > len(data):
+            raise EngineError(f"{path} is damaged: its header gives more bytes than it has")
+        text, payload = view[begin - length : begin], view[begin:at]
+        if zlib.crc32(payload, zlib.crc32(text)) != crc:
+            raise EngineError(f"{path} is damaged: a checksum does not fit")
+        yield json.loads(bytes(text)), payload

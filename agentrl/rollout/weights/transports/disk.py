@@ -124,6 +124,10 @@ class DeltaTransport(DiskTransport):
         self.mirror = Replica(mirror, identity, synced=elsewhere)
         self.written = [mirror, *self.paths]
 
+    async def close(self) -> None:
+        self.mirror, self.replicas = None, []  # which map what is removed
+        await super().close()
+
     def folder(self) -> Path | None:
         held = next(iter(self.replicas), self.mirror)
         return None if held is None else held.folder
