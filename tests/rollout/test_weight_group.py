@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import agentrl
 from agentrl.errors import EngineError
@@ -106,13 +107,14 @@ class Wire:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ends: list[Arriving] = []
-        self.broken = False
+        self.broken, self.free = False, 1 << 30
         fakes = {
             "meeting_at": lambda host: SimpleNamespace(port=1),
             "store_at": lambda host, port: None,
             "join": lambda *given: self,
             "send": self.send,
             "leave": lambda joined: None,
+            "free_memory": lambda store, name, world: self.free,
             "Announcements": lambda store, name: SimpleNamespace(announce=lambda nbytes: None, end=lambda: None),
         }
         for name, fake in fakes.items():
@@ -173,12 +175,18 @@ def version_of(number: int) -> list[Named]:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "able", "loads"),
-    [(0, True, 6), (6000, True, 5), (1 << 20, True, 1), (1 << 20, False, 6)],
-    ids=["nothing ahead", "some of it", "all of it", "a receiver without that attribute"],
+    ("ahead", "free", "able", "loads"),
+    [
+        (0, 1 << 30, True, 6),
+        (6000, 1 << 30, True, 5),
+        (1 << 20, 6000, True, 5),
+        (1 << 20, 1 << 30, True, 1),
+        (1 << 20, 1 << 30, False, 6),
+    ],
+    ids=["nothing ahead", "some of it", "as much as is free", "all of it", "a receiver without that attribute"],
 )
 async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
-    ahead: int, able: bool, loads: int, monkeypatch: pytest.MonkeyPatch
+    ahead: int, free: int, able: bool, loads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that is staged and not sent, a wire that breaks, an engine that refuses, one more engine."""
     monkeypatch.setattr(group, "AHEAD", group.AHEAD if ahead and able else "")
@@ -187,6 +195,7 @@ async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
         for receiver in (Arriving, EngineReceiver):
             monkeypatch.delattr(receiver, "receives_ahead")
     wire = Wire(monkeypatch)
+    wire.free = free
     transport = DistributedTransport(3000, "gloo", ahead=ahead)
     ends = {"a": Arriving(wire), "b": Arriving(wire)}
     for number in range(9):
@@ -213,6 +222,15 @@ async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
     await transport.close()
 
 
+def test_all_receivers_together_hold_half_of_the_memory_that_the_fullest_machine_has_free() -> None:
+    store = dist.HashStore()
+    told = dist.PrefixStore("group", store)
+    assert group.free_memory(store, "group", 4) > 1 << 50
+    told.set("free/1", "8000")
+    told.set("free/2", "6000")
+    assert group.free_memory(store, "group", 4) == 1000
+
+
 def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is used again, and the end of the group ends the wait for weights."""
     path = Path(agentrl.__file__).parent / "rollout/engines/servers/sglang_extension/agentrl_sglang_weights.py"
@@ -220,6 +238,7 @@ def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(m
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.AHEAD == group.AHEAD
+    assert module.free_memory() > 1 << 20
     sent = {f"bucket/{i}": torch.arange(size, dtype=torch.uint8) + i for i, size in enumerate([24, 8, 24, 8, 16])}
     loaded, memory = threading.Semaphore(2), set[int]()
 

@@ -281,7 +281,7 @@ def read_delta(path: Path) -> _ReadDelta:
     return _ReadDelta(parent, identity, changes, data)
 
 
-def _write_record(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:
+def _write_record(file: IO[bytes], head: dict[str, Any], payload: bytes | memoryview) -> None:
     text = json.dumps(head).encode()
     crc = zlib.crc32(payload, zlib.crc32(text))
     file.write(_FRAME.pack(len(payload), len(text), crc))

@@ -97,6 +97,19 @@ class Announcements:
         self.announce(-1)
 
 
+def free_memory(store: Any, name: str, world: int) -> int:
+    """Return how many bytes each receiver may hold ahead, by the least that one finds free.
+
+    They may all be on one machine, and take half of it at most. Those that do not say are taken to have enough.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    keys = [f"free/{rank}" for rank in range(1, world)]
+    told = c10d.PrefixStore(name, store)
+    free = [int(told.get(key)) for key in keys if told.check([key])]
+    return min(free, default=1 << 62) // (2 * max(1, world - 1))
+
+
 def leave(group: Any) -> None:
     """Destroy the group, also a broken one: NCCL would wait for lost ranks forever, so it is aborted."""
     if dist.get_backend(group) == "nccl":

@@ -43,7 +43,8 @@ class Receiver(Protocol):
     Attributes:
         atomic: a load that fails leaves the engine with all of the weights that it had.
         receives_ahead: broadcasts of a group whose name ends as `group.AHEAD` says arrive while it generates. A
-            plug-in's receiver may lack it, which is False.
+            plug-in's receiver may lack it, which is False. One that can be in several groups has a method
+            `in_group(name)`, which returns its receiver in that one.
     """
 
     atomic: bool

@@ -16,6 +16,7 @@ import torch
 
 from agentrl.config import WEIGHTS, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import make_engine
+from agentrl.rollout.engines.servers.sglang_receiver import SGLangReceiver
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import UpdateTarget
 from agentrl.rollout.weights import make_publisher
@@ -174,13 +175,13 @@ async def test_a_broadcast_arrives_while_a_server_generates_and_is_loaded_in_one
     publisher = make_publisher(
         WEIGHTS.build({"bucket_mb": 1, "timeout": 300, **BROADCAST}), folder, servers.config("sglang")
     )
-    receive, asked = member.receiver.receive, list[int]()
+    receive, asked = SGLangReceiver.receive, list[int]()
 
-    async def counting(bucket: Bucket, commit: LoadCommit | None) -> None:
+    async def counting(receiver: SGLangReceiver, bucket: Bucket, commit: LoadCommit | None) -> None:
         asked.append(len(bucket.names))
-        await receive(bucket, commit)
+        await receive(receiver, bucket, commit)
 
-    monkeypatch.setattr(member.receiver, "receive", counting)
+    monkeypatch.setattr(SGLangReceiver, "receive", counting)
     ids = [*PROMPT, *range(20, 60)]
     for staged, ahead in ((1, False), (1, True), (2, False), (1, True), (1, True)):
         running = await turns_under_way(fleet, f"ahead-{policy.version}", 4, 60, lambda: drawing(member) > 0)
@@ -196,6 +197,26 @@ async def test_a_broadcast_arrives_while_a_server_generates_and_is_loaded_in_one
         await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
     monkeypatch.undo()
     await publisher.close()
+    await publish(fleet, folder, policy)
+
+
+async def test_two_publishers_broadcast_to_one_server_in_turns(fleet: Fleet, folder: Path, policy: Policy) -> None:
+    """Each in its own group: the server's client once knew the group alone that was joined last."""
+    await until_ready(fleet)
+    await publish(fleet, folder, policy)
+    member = next(iter(fleet.engines.values()))
+    config = WEIGHTS.build({"bucket_mb": 1, "timeout": 300, **BROADCAST})
+    first, second = (make_publisher(config, folder, servers.config("sglang")) for _ in range(2))
+    ids = [*PROMPT, *range(20, 60)]
+    for publisher in (first, second, first, second):
+        policy.step()
+        await publisher.stage(policy, policy.version)
+        outcome = await publisher.send({member.name: UpdateTarget(member, policy.version)}, policy.version)
+        assert not outcome.broken
+        scored, own = await member.engine.score(ids, 1.0), reference(policy.model)(ids, 1.0)
+        assert max(abs(a - b) for a, b in zip(scored, own, strict=True)) < 1e-4
+    await first.close()
+    await second.close()
     await publish(fleet, folder, policy)
 
 

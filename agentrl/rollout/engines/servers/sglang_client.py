@@ -20,9 +20,6 @@ class SGLangClient(Http):
     All of them raise `EngineError` where the server can't be reached or refuses.
     """
 
-    _group = GROUP
-    """The name of the group for broadcasts that it joined last."""
-
     # ------------------------------------------------------------------------------------- generating
 
     async def generate(
@@ -121,7 +118,6 @@ class SGLangClient(Http):
         self, address: str, port: int, rank_offset: int, world_size: int, backend: str, name: str
     ) -> None:
         """Join a process group for broadcasts; answers when all of its members are there."""
-        self._group = name
         await self.do(
             "/init_weights_update_group",
             {
@@ -129,14 +125,14 @@ class SGLangClient(Http):
                 "master_port": port,
                 "rank_offset": rank_offset,
                 "world_size": world_size,
-                "group_name": self._group,
+                "group_name": name,
                 "backend": backend,
             },
         )
 
-    async def destroy_group(self) -> None:
-        """Leave the process group."""
-        await self.do("/destroy_weights_update_group", {"group_name": self._group})
+    async def destroy_group(self, name: str = GROUP) -> None:
+        """Leave a process group."""
+        await self.do("/destroy_weights_update_group", {"group_name": name})
 
     async def update_from_distributed(
         self,
@@ -147,6 +143,7 @@ class SGLangClient(Http):
         *,
         flush: bool = False,
         load_format: str | None = None,
+        group: str = GROUP,
     ) -> None:
         """Receive a bucket of broadcast tensors; the last bucket of a publication carries the version."""
         await self.do(
@@ -155,7 +152,7 @@ class SGLangClient(Http):
                 "names": list(names),
                 "dtypes": list(dtypes),
                 "shapes": [list(shape) for shape in shapes],
-                "group_name": self._group,
+                "group_name": group,
                 "flush_cache": flush,
                 "weight_version": None if version is None else str(version),
                 "load_format": load_format,

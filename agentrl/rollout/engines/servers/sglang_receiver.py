@@ -7,13 +7,14 @@ are in.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines.servers.sglang_client import SGLangClient
-from agentrl.rollout.weights.receiver import LoadCommit
+from agentrl.rollout.weights.receiver import GROUP, LoadCommit
 
 if TYPE_CHECKING:
     from agentrl.rollout.weights.buckets import Bucket
@@ -44,7 +45,13 @@ class SGLangReceiver:
         receives_ahead: bool = False,
     ) -> None:
         self.client, self.ping_seconds, self.load = client, ping_seconds, load
-        self.receives_ahead = receives_ahead
+        self.receives_ahead, self.group = receives_ahead, GROUP
+
+    def in_group(self, name: str) -> SGLangReceiver:
+        """Return the same server's receiver in another process group: a server may be in several."""
+        other = copy.copy(self)
+        other.group = name
+        return other
 
     async def begin(self) -> None:
         """`/begin_weight_update`; a session that an earlier, broken update left open is taken over."""
@@ -82,11 +89,16 @@ class SGLangReceiver:
     async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
         """`/update_weights_from_distributed` in its flat form: one broadcast for a bucket."""
         await self.client.update_from_distributed(
-            bucket.names, bucket.dtypes, bucket.shapes, load_format="flattened_bucket", **_ending(commit)
+            bucket.names,
+            bucket.dtypes,
+            bucket.shapes,
+            load_format="flattened_bucket",
+            group=self.group,
+            **_ending(commit),
         )
 
     async def leave(self) -> None:
-        await self.client.destroy_group()
+        await self.client.destroy_group(self.group)
 
     async def end(self) -> None:
         await self.client.end_update()

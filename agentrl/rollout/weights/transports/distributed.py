@@ -6,7 +6,8 @@ the previous broadcast is complete by then, so they stay in order.
 
 Engines on a CPU that can (`Receiver.receives_ahead`) receive in a thread of their own. What they may hold beside their
 weights they are sent while they generate, and load in one call: a pause has no transfer in it. That begins with the
-second publication to the same engines, since their group meets in the first.
+second publication to the same engines, since their group meets in the first. They say there how much memory they find
+free, of which all ranks together are sent at most half.
 
 A receiver that dies breaks the group for all. Then the group is created again with those that still answer, and the
 weights are sent again from the start: engines that loaded a part of them are rolled forward. The same goes for a group
@@ -57,6 +58,8 @@ class DistributedTransport:
         self.ahead = ahead
         self._weights: Iterable[Named] = ()
         self._receivers: dict[str, Receiver] = {}
+        self._members: dict[str, Receiver] = {}  # the same in this transport's group, where they may be in several
+        self._room = ahead  # of the bytes ahead, those that engines' machines have free
         self._source: Iterator[_Item] | None = None  # the staged weights, as far as they were not sent
         self._held: list[Bucket] = []  # what engines were sent and not told to load, without its values
         self._held_last = False  # whether the last bucket is among them
@@ -81,7 +84,7 @@ class DistributedTransport:
 
     async def _send_ahead(self) -> None:
         source = self._source = self._open_source()
-        room, self._in_step = self.ahead, False
+        room, self._in_step = min(self.ahead, self._room), False
         while room >= self.limit and (item := await asyncio.to_thread(next, source, None)) is not None:
             bucket, flat, self._held_last = item
             await asyncio.to_thread(self._broadcast_bucket, flat)
@@ -120,7 +123,8 @@ class DistributedTransport:
         source = self._source = self._source or self._open_source()
 
         def load(bucket: Bucket, last: bool) -> None:
-            loading.append(asyncio.create_task(self._receive(receivers, bucket, commit if last else None)))
+            members = {name: self._members[name] for name in receivers}
+            loading.append(asyncio.create_task(self._receive(members, bucket, commit if last else None)))
 
         threaded = self._announced is not None  # then no broadcast waits for a call, so calls must wait for each other
         if self._held:
@@ -182,12 +186,13 @@ class DistributedTransport:
         reached = groups.store_at(self.host, port)
         join = asyncio.to_thread(groups.join, reached, 0, world, name, self.backend, self.timeout)
         own = asyncio.create_task(join)
+        self._receivers = dict(receivers)
+        self._members = {key: _in_group(receiver, name) for key, receiver in receivers.items()}
         joins = [
             asyncio.create_task(receiver.join(self.host, port, 1 + self.ranks * index, world, self.backend, name))
-            for index, receiver in enumerate(receivers.values())
+            for index, receiver in enumerate(self._members.values())
         ]
         tasks = [own, *joins]
-        self._receivers = dict(receivers)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -198,6 +203,8 @@ class DistributedTransport:
             raise EngineError(f"the weights' process group could not be created: {wrong[0]}") from wrong[0]
         self._group = own.result()
         self._announced = groups.Announcements(reached, name) if ahead else None
+        if ahead:
+            self._room = groups.free_memory(reached, name, world)
 
     async def _give_up_joining(self, own: asyncio.Task[Any], joins: list[asyncio.Task[None]]) -> None:
         """End the wait of all for a rank that will never come: without the store it fails at once."""
@@ -212,9 +219,9 @@ class DistributedTransport:
         if self._receivers:
             if self._announced is not None:
                 self._announced.end()
-            await each(self._receivers, lambda receiver: receiver.leave())
+            await each(self._members, lambda receiver: receiver.leave())
             await self._leave_group()
-            self._receivers = {}
+            self._receivers, self._members = {}, {}
         self._close_source()
         self._held, self._in_step = [], True
 
@@ -233,6 +240,12 @@ class DistributedTransport:
 
 _Item = tuple[Bucket, Tensor, bool]
 """A bucket, its bytes, and whether it is the last."""
+
+
+def _in_group(receiver: Receiver, name: str) -> Receiver:
+    """Return a server's receiver in this group alone; a plug-in's receiver may know of one group only."""
+    in_group = getattr(receiver, "in_group", None)
+    return receiver if in_group is None else in_group(name)
 
 
 def _failures(sent: Sent) -> dict[str, AgentRLError]:

@@ -3,6 +3,8 @@
 SGLang 0.5.23 receives a broadcast in the call that loads it, and that call waits until no request runs. In a group
 whose name says so, each of the server's ranks has a thread here that receives what the trainer announces, and the call
 takes what has arrived, or waits for it. The thread alone uses the group, so broadcasts keep their order.
+
+Shared memory that weights came in stays mapped until the next publication: its pages would be new to each.
 """
 
 from __future__ import annotations
@@ -128,6 +130,7 @@ class ChangeLater(importlib.abc.MetaPathFinder):
         def executed(module: Any) -> None:
             execute(module)
             receive_ahead(module.WeightUpdater)
+            keep_mapped(module.WeightUpdater)
 
         spec.loader.exec_module = executed
         return spec
@@ -143,6 +146,8 @@ def receive_ahead(updater: Any) -> None:
         answer = join(self, host, port, rank, world, group_name, backend)
         if answer[0] and group_name.endswith(AHEAD):
             store = dist.PrefixStore(group_name, dist.TCPStore(host, port, is_master=False))
+            if (free := free_memory()) is not None:
+                store.set(f"free/{rank + self.tp_rank}", str(free))
             arrivals[group_name] = Arrivals(store, self._model_update_group[group_name])
         return answer
 
@@ -165,3 +170,36 @@ def receive_ahead(updater: Any) -> None:
     updater.end_weight_update = ended
     updater.destroy_weights_update_group = left
     updater.receive_weights_from_distributed = received
+
+
+def free_memory() -> int | None:
+    """Return how many bytes of this machine's memory are free; None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError):
+        return None
+
+
+def keep_mapped(updater: Any) -> None:
+    """Have the server's ranks keep the shared memory of a publication until they have loaded the next."""
+    load, end = updater.update_weights_from_tensor, updater.end_weight_update
+    kept: dict[int, Any] = {}
+    used: dict[int, Any] = {}
+
+    def loaded(self: Any, named_tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(named_tensors, list):
+            tensors = [tensor for _, tensor in named_tensors if isinstance(tensor, torch.Tensor)]
+            storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+            used.update((storage.data_ptr(), storage) for storage in storages)
+        return load(self, named_tensors, *args, **kwargs)
+
+    def ended(self: Any, **given: Any) -> Any:
+        kept.clear()
+        kept.update(used)
+        used.clear()
+        return end(self, **given)
+
+    updater.update_weights_from_tensor = loaded
+    updater.end_weight_update = ended
