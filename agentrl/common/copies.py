@@ -21,7 +21,8 @@ def copy_with(record: T, **changes: Any) -> T:
     Raises:
         KeyError: there is no such field.
     """
-    read, places = _fields(type(record))
+    kind: Any = type(record)
+    read, places = _fields(kind)
     values = list(read(record))
     for name, value in changes.items():
         values[places[name]] = value

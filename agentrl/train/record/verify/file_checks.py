@@ -16,11 +16,11 @@ from agentrl.rollout.stream.seeds import group_seed
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resizing import CHANGEABLE
 from agentrl.train.driver.resuming import ONCE, flat, step_of
-from agentrl.train.record.state import groups_of
 from agentrl.train.record import kept_code, state
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import read_rows
 from agentrl.train.record.seals import METRICS
+from agentrl.train.record.state import groups_of
 from agentrl.train.record.verify.recorded import Recorded, Step
 from agentrl.train.record.verify.report import Check
 from agentrl.types import GREEDY
