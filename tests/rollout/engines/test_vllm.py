@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from agentrl.attachments import support
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
+from agentrl.rollout.engines.servers import reload
 from agentrl.rollout.engines.servers.server_engine import ServerInfo
 from agentrl.rollout.engines.servers.vllm import VLLMEngine
 from agentrl.rollout.engines.servers.vllm_options import LISTED
+from agentrl.rollout.weights.receiver import LoadCommit
+from agentrl.rollout.weights.snapshot import write_snapshot
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from benchmarks.fidelity import agreement, random_sessions
 from tests.rollout.engines import servers
@@ -72,6 +77,27 @@ def test_a_run_on_vllm_is_verified_by_vllms_own_checksums_and_a_swapped_token_in
     url: str, folder: Path, tmp_path: Path
 ) -> None:
     check_run("vllm", url, folder, tmp_path)
+
+
+async def test_a_published_folder_is_loaded_where_it_lies(
+    vllm: VLLMEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was once read and written a second time, amid the pause."""
+    monkeypatch.setattr(reload, "write_model", None)
+    moved = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter += 0.01
+    weights = [(name, tensor) for name, tensor in moved.state_dict().items() if name != "lm_head.weight"]
+    written = write_snapshot(weights, tmp_path / "snapshot", folder, 1 << 16)
+    assert len(list(written.glob("*.safetensors"))) > 1
+    await vllm.pause()
+    await vllm.receiver.load_folder(written, LoadCommit(89, flush=True))
+    await vllm.resume()
+    ids = list(range(5, 30))
+    scored, own = await vllm.score(ids, 1.0), reference(moved)(ids, 1.0)
+    assert max(abs(a - b) for a, b in zip(scored, own, strict=True)) < 1e-4
+    assert (await vllm.client.weight_version(), vllm.version()) == ("89", 89)
 
 
 async def test_it_is_a_teacher_by_its_url(vllm: VLLMEngine, url: str, folder: Path, model: Any, tmp_path: Path) -> None:

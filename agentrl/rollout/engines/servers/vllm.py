@@ -339,7 +339,7 @@ class VLLMEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        return VLLMReceiver(self, self.client, load=None if self.adapters is None else self.load_folder)
+        return VLLMReceiver(self, self.client, load=self.load_folder)
 
 
 def _candidates(place: dict[str, Any]) -> list[tuple[int, float]]:

@@ -16,20 +16,15 @@ class VLLMReceiver(EngineReceiver):
     Args:
         engine: a vLLM server.
         client: its routes.
-        load: loads what a folder brings, where that may be an adapter; None: it is whole weights.
+        load: loads what a folder brings from there.
     """
 
-    def __init__(
-        self, engine: Engine, client: VLLMClient, load: Callable[[Path, int], Awaitable[None]] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, client: VLLMClient, load: Callable[[Path, int], Awaitable[None]]) -> None:
         super().__init__(engine, client.weights_checksum, atomic=False)
         self.client, self.load = client, load
 
     async def load_folder(self, folder: Path, commit: LoadCommit) -> None:
-        if self.load is None:
-            await super().load_folder(folder, commit)
-        else:
-            await self.load(folder, commit.version)
+        await self.load(folder, commit.version)
 
     async def sleep(self, tags: Sequence[str]) -> None:
         """`/sleep`: caches go either way; weights go for good (level 2), or to the host's memory (level 1)."""
