@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from agentrl.errors import InvalidInput, StoreError, UnknownName
 from agentrl.sessions.store.query import Between, Contains
 from agentrl.sessions.store.store import Store
-from agentrl.sessions.store.writing import Addition
+from agentrl.sessions.store.writing import SessionGrowth
 from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason as Finish
 from agentrl.types import FunctionCall, Message, Sampling, Session, Status, Task, ToolCall, Turn, VersionSpan
@@ -74,7 +74,9 @@ def test_sessions_that_are_added_to_together_are_stored_as_one_after_the_other(t
                 store.save(Session(session.id, session.task))
             single.append(session, session.nodes, session.id.encode())
         halves = [
-            Addition.of(one, one.nodes[half], one.id.encode()) for half in (slice(3), slice(3, None)) for one in grown
+            SessionGrowth.of(one, one.nodes[half], one.id.encode())
+            for half in (slice(3), slice(3, None))
+            for one in grown
         ]
         together.append_all(halves)
         assert list(together.sessions()) == list(single.sessions()) == grown
@@ -82,7 +84,7 @@ def test_sessions_that_are_added_to_together_are_stored_as_one_after_the_other(t
         assert [together.state(one.id) for one in grown] == [single.state(one.id) for one in grown]
         Store(together.path).delete("s2")
         with pytest.raises(StoreError, match="'s2' was removed"):
-            together.append_all([Addition.of(one, ()) for one in grown])
+            together.append_all([SessionGrowth.of(one, ()) for one in grown])
         assert together.load("s0") == grown[0]
 
 

@@ -239,7 +239,7 @@ class Rollouts:
         with self.tool_faults.playing() as attempts:
             session = first
             for attempt in range(begin, max(retries, 1) + 1):
-                following = new(attempt)
+                following = new(attempt) if attempt else first
                 blamed = await attempts.judge(following, max(retries, 1), self._limits(deadline).timeout)
                 if attempt > retries and not blamed:
                     await faults.async_point("session.ended")

@@ -15,7 +15,7 @@ from typing import TypeVar
 from agentrl.errors import StoreError
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.store.store import Store
-from agentrl.sessions.store.writing import Addition
+from agentrl.sessions.store.writing import SessionGrowth
 from agentrl.types import Node, Session
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ MOST_UNWRITTEN = 512
 class _Waiting:
     """An addition to a session, and what becomes done when it is written."""
 
-    addition: Addition
+    addition: SessionGrowth
     written: asyncio.Future[None]
 
 
@@ -73,7 +73,7 @@ class StoreWriter:
         """
         if self._closed:
             raise StoreError(f"session {session.id!r}: the gateway has stopped")
-        addition = Addition.of(session, nodes, state)
+        addition = SessionGrowth.of(session, nodes, state)
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_later(COLLECT_SECONDS, self._write_waiting)

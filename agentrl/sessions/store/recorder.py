@@ -20,7 +20,7 @@ from agentrl import watchdog
 from agentrl.common.copies import copy_with
 from agentrl.errors import InvalidInput
 from agentrl.sessions.store.store import Store
-from agentrl.sessions.store.writing import Addition, Saving
+from agentrl.sessions.store.writing import Saving, SessionGrowth
 from agentrl.types import Session
 
 TOGETHER = 0.02
@@ -69,7 +69,7 @@ class _Ended(Saving):
     """A session as it ended."""
 
 
-_Work = _Begun | Addition | _Ended
+_Work = _Begun | SessionGrowth | _Ended
 _Done = asyncio.Future[None] | Future[None] | None
 _Queued = tuple[_Work, _Done]
 
@@ -94,7 +94,7 @@ class Recorder:
             InvalidInput: the session holds what JSON can't express.
         """
         self._recorded[session.id] = len(session.nodes)
-        await self._written(_Begun(snapshot(session), replace=True, state=state))
+        await self._wait_written(_Begun(snapshot(session), replace=True, state=state))
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """Append the nodes that are new since the last call; a failure is raised by `end`, if it fails as well.
@@ -106,7 +106,7 @@ class Recorder:
         nodes = session.nodes[self._recorded[session.id] :]
         self._recorded[session.id] = len(session.nodes)
         with suppress(InvalidInput):  # what is left out here is written, or refused, with the session's end
-            self._put(Addition.of(session, nodes, state), None)
+            self._put(SessionGrowth.of(session, nodes, state), None)
 
     async def end(self, session: Session) -> None:
         """Store the session as it ended.
@@ -116,7 +116,7 @@ class Recorder:
             InvalidInput: the session holds what JSON can't express.
         """
         self._recorded.pop(session.id, None)
-        await self._written(_Ended(session))
+        await self._wait_written(_Ended(session))
 
     def save_soon(self, session: Session) -> Future[None]:
         """Store a session as it is now, without queued; for one that is aborted with the run."""
@@ -136,7 +136,7 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _written(self, work: _Work) -> None:
+    async def _wait_written(self, work: _Work) -> None:
         done = asyncio.get_running_loop().create_future()
         self._put(work, done)
         await done
@@ -178,9 +178,9 @@ class Recorder:
                 self._store.save_all(ended)
 
 
-def _rounds(works: Sequence[_Work]) -> Iterator[tuple[list[_Begun], list[Addition], list[_Ended]]]:
+def _rounds(works: Sequence[_Work]) -> Iterator[tuple[list[_Begun], list[SessionGrowth], list[_Ended]]]:
     """Yield the work kind by kind, that of each session in order; only the order among sessions is another one."""
-    begun, additions, ended = list[_Begun](), list[Addition](), list[_Ended]()
+    begun, additions, ended = list[_Begun](), list[SessionGrowth](), list[_Ended]()
     newest: dict[tuple[Any, ...], type[_Work]] = {}
     for work in works:
         session, kind = work.session, type(work)
@@ -192,7 +192,7 @@ def _rounds(works: Sequence[_Work]) -> Iterator[tuple[list[_Begun], list[Additio
         newest[same] = kind
         if isinstance(work, _Begun):
             begun.append(work)
-        elif isinstance(work, Addition):
+        elif isinstance(work, SessionGrowth):
             additions.append(work)
         else:
             ended.append(work)

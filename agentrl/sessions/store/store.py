@@ -25,7 +25,7 @@ from agentrl.sessions.store import digests, edited, integrity, query, schema
 from agentrl.sessions.store.integrity import CountFile, Counts, checksum
 from agentrl.sessions.store.query import Filters, SessionPage
 from agentrl.sessions.store.schema import read_session
-from agentrl.sessions.store.writing import Addition, Saving, SessionWriter
+from agentrl.sessions.store.writing import Saving, SessionGrowth, SessionWriter
 from agentrl.sessions.tree.incarnations import Loss
 from agentrl.types import Node, Session
 
@@ -41,7 +41,6 @@ class Store:
         read_only: open an existing store, which another process may be writing, without changing it.
 
     Attributes:
-        losses: how new turns' incarnations follow from their versions (`sessions.tree.incarnations`); also in memory.
         cache_kib: pages cached by a writer: with SQLite's 2 MiB, thousands of sessions' turns mostly read theirs again.
 
     Raises:
@@ -83,10 +82,12 @@ class Store:
 
     @property
     def losses(self) -> Sequence[Loss]:
+        """How new turns' incarnations follow from their versions."""
         return self._rows.losses
 
     @losses.setter
     def losses(self, losses: Sequence[Loss]) -> None:
+        """Set them; in memory alone."""
         self._rows.losses = losses
 
     def save(self, session: Session, *, replace: bool = False, state: bytes | None = None) -> None:
@@ -124,9 +125,9 @@ class Store:
             StoreError: writing failed, the session is not stored, or the nodes are not its next ones.
             InvalidInput: the session holds what JSON can't express.
         """
-        self.append_all([Addition.of(session, nodes, state)])
+        self.append_all([SessionGrowth.of(session, nodes, state)])
 
-    def append_all(self, additions: Iterable[Addition]) -> None:
+    def append_all(self, additions: Iterable[SessionGrowth]) -> None:
         """Add to several sessions, atomically; see `append`."""
         with self._transaction():
             self._rows.append(additions)

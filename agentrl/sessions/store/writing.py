@@ -40,7 +40,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Addition:
+class SessionGrowth:
     """New nodes of a session and its head as it is now; the session itself may go on while this waits to be written.
 
     Attributes:
@@ -60,7 +60,7 @@ class Addition:
     state: bytes | None = None
 
     @classmethod
-    def of(cls, session: Session, nodes: Sequence[Node], state: bytes | None = None) -> Addition:
+    def of(cls, session: Session, nodes: Sequence[Node], state: bytes | None = None) -> SessionGrowth:
         """The addition of these nodes to a session as it is now.
 
         Raises:
@@ -199,9 +199,9 @@ class SessionWriter:
             self._db.execute(f"DELETE FROM states WHERE session {_AMONG}", (orjson.dumps(ended).decode(),))
         self._put_states(states)
 
-    def append(self, additions: Iterable[Addition]) -> None:
+    def append(self, additions: Iterable[SessionGrowth]) -> None:
         """Add to stored sessions, to one perhaps several times in order."""
-        newest: dict[int, tuple[Addition, Totals]] = {}
+        newest: dict[int, tuple[SessionGrowth, Totals]] = {}
         new: list[tuple[_Known, Session, Sequence[Node]]] = []
         states: dict[int, tuple[str, bytes]] = {}
         ends: dict[int, int] = {}
@@ -221,7 +221,7 @@ class SessionWriter:
         many_rows.update(self._db, "summaries", "session", _PROGRESS, progress)
         self._put_states(states)
 
-    def _find_followed(self, addition: Addition) -> _Known:
+    def _find_followed(self, addition: SessionGrowth) -> _Known:
         """A stored session that an addition goes on from."""
         session = addition.session
         row = self._db.execute("SELECT key, nodes FROM sessions WHERE id = ?", (session.id,)).fetchone()
@@ -242,7 +242,7 @@ class SessionWriter:
         return {row[0]: (row[1], row[2]) for row in self._db.execute(found, (orjson.dumps(ids).decode(),))}
 
     def _know(self, session: Session, key: int, nodes: int) -> _Known:
-        """What is stored of a session, once it is known to have its tokens; new rewards of stored nodes are written."""
+        """Return what is stored of a session that has the stored tokens; write new rewards of stored nodes."""
         known = self._open.get(session.id)
         if known is None or (known.key, known.totals.nodes) != (key, nodes) or not known.has_tokens_of(session):
             known = self._open[session.id] = self._compare_nodes(session, key)
