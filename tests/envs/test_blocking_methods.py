@@ -237,9 +237,7 @@ async def test_an_awaitable_of_a_plain_method_is_awaited_on_the_loop() -> None:
     assert message.content == threading.current_thread().name
 
 
-async def test_methods_of_a_class_that_is_quick_run_on_the_loop_and_those_of_its_heirs_do_not() -> (
-    None
-):
+async def test_methods_of_a_class_that_is_quick_run_on_the_loop_and_those_of_its_heirs_do_not() -> None:
     class Quick(Drawing):
         quick = True
 
