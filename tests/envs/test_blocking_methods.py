@@ -235,3 +235,17 @@ async def test_an_awaitable_of_a_plain_method_is_awaited_on_the_loop() -> None:
 
     (message,) = await calls.reset(Handing(), Task(id="t"))
     assert message.content == threading.current_thread().name
+
+
+async def test_methods_of_a_class_that_is_quick_run_on_the_loop_and_those_of_its_heirs_do_not() -> None:
+    class Quick(Drawing):
+        quick = True
+
+        def reset(self, task: Task, *, seed: int | None = None) -> str:
+            return threading.current_thread().name
+
+    class Heir(Quick):
+        pass
+
+    (at_once,), (apart,) = [await calls.reset(env(), Task(id="t")) for env in (Quick, Heir)]
+    assert at_once.content == threading.current_thread().name != apart.content

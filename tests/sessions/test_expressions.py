@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput, UnknownName
+from agentrl.sessions.store import query
 from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Status, Task
 
@@ -159,3 +163,11 @@ def test_a_word_that_is_no_column_is_named(store: Store) -> None:
         store.find({"where": "scor < 1"})
     with pytest.raises(UnknownName, match=r"reward\.NAME"):
         store.find({"where": "weights.x < 1"})
+
+
+def test_a_groups_sessions_are_looked_for_among_that_groups_alone(tmp_path: Path) -> None:
+    """A session that begins looks for earlier attempts at it: all sessions of its phase were read for that."""
+    where, values = query.condition({"group": "g", "sample": 0, "phase": "train", "status": Status.OPEN})
+    with Store(tmp_path / "s.db") as store, closing(sqlite3.connect(store.path)) as db:
+        (plan,) = db.execute(f"EXPLAIN QUERY PLAN SELECT id FROM summaries WHERE {where}", values).fetchall()
+        assert "summaries_by_group" in plan[-1]

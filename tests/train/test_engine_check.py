@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 import agentrl
+from agentrl.common import cores
 from agentrl.config import EngineConfig, RunConfig, TrainerConfig, WeightsConfig
 from agentrl.errors import EngineError
 from agentrl.models import tiny
 from agentrl.overrides import validate
 from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.train.driver.engine_check import compare_engine, difference_bound, probe_bound, prompt_length
+from agentrl.train.plan.model_checks import is_driven_hard
 from agentrl.train.trainers.loaded import Loaded, compare
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
@@ -161,3 +164,30 @@ def test_a_run_whose_engine_has_a_layer_wrong_ends_before_its_first_step(
     monkeypatch.setattr(LocalEngine, "__init__", mistaken)
     with pytest.raises(EngineError, match="disagree before the first step"):
         agentrl.train("calculator", model=str(model), steps=1, run_dir=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("cores_there", "steps", "megabytes", "kind", "apart"),
+    [
+        (2, 32, 1, "llama", True),
+        (1, 32, 1, "llama", False),
+        (2, 31, 1, "llama", False),
+        (2, 32, 30, "llama", False),
+        (2, 32, 1, "qwen2_5_vl", False),
+    ],
+)
+def test_an_engine_leaves_the_runs_process_where_a_small_model_that_sees_nothing_plays_much(
+    cores_there: int,
+    steps: int,
+    megabytes: int,
+    kind: str,
+    apart: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores, "list_allowed", lambda: list(range(cores_there)))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(megabytes << 20)
+    config = run_of(steps=steps, rollout={"groups_per_step": 16, "group_size": 8})
+    assert is_driven_hard(config, tmp_path) is apart
