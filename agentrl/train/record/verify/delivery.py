@@ -38,7 +38,7 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) 
 
 def _check_policy(recorded: Recorded, check: Check, trust: bool) -> None:
     """Compare a policy's part of each whole checkpoint."""
-    after = {step: published.version for step, published in reversed(recorded.published) if not step}
+    after: dict[int, int] = {step: each.version for step, each in reversed(recorded.published) if not step}
     after |= {int(row["step"]): int(row["version"]) for row in recorded.rows}
     last = {published.version: published for _, published in recorded.published}
     prefix = "" if recorded.policy == MAIN else f"policies.{recorded.policy}."
