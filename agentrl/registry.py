@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -131,7 +132,12 @@ class Registry(Generic[T]):
         if target is None:
             names = self.known()
             if name not in names:
-                raise unknown_name(self.kind, name, names)
+                error = unknown_name(self.kind, name, names)
+                if (Path(name) / "pyproject.toml").is_file():  # as `agentrl init` makes it
+                    raise UnknownName(
+                        f"the package in the folder {name!r} is not installed: pip install -e {name}; {error}"
+                    )
+                raise error
             target = names[name]
         found = self._load(name, target)
         plugin = self._accept(found)

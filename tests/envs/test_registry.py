@@ -45,6 +45,14 @@ def test_every_instance_is_new():
     assert build() is not build()
 
 
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_package_that_lies_here_and_is_not_installed_is_told() -> None:
+    Path("my-env").mkdir()
+    Path("my-env/pyproject.toml").touch()
+    with pytest.raises(UnknownName, match=r"in the folder 'my-env' is not installed: pip install -e my-env; unknown"):
+        find("my-env")
+
+
 def test_an_unknown_name_lists_what_exists_and_the_nearest():
     with pytest.raises(UnknownName, match=r"'calculater'; did you mean 'calculator'\? \(known: .*castle.*gsm8k"):
         make("calculater")
