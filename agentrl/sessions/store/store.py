@@ -82,7 +82,7 @@ class Store:
 
     @property
     def losses(self) -> Sequence[Loss]:
-        """How new turns' incarnations follow from their versions."""
+        """The rule by which new turns' incarnations follow from their versions."""
         return self._rows.losses
 
     @losses.setter
