@@ -41,7 +41,7 @@ from agentrl.train.trainers import TRAINERS, Trainer, proof
 from agentrl.train.trainers.loaded import Loaded, require_loaded
 from agentrl.types import MAIN, Engine
 
-MANY_SESSIONS = 4096
+MANY_SESSIONS = 2048
 """Sessions of a run from which on an engine of a small model gets a process of its own: each takes some milliseconds of
 both, and the process takes a few seconds to start."""
 

@@ -24,7 +24,7 @@ class LocalConfig(EngineConfig):
     """The engine's name."""
     process: Literal["auto", "own", "shared"] = "auto"
     """The process that it computes in: in the run's process (shared) or in one of its own; auto: own where training
-    goes on while it generates (rollout.staleness above 0), and where a run on two cores or more plays 4,096 sessions or
+    goes on while it generates (rollout.staleness above 0), and where a run on two cores or more plays 2,048 sessions or
     more with a small model that sees no images; else shared."""
     kernel: Literal["auto", "torch"] = "auto"
     """By what it computes. torch: transformers' modules; auto: on a CPU in float32 a small Llama, Mistral, Qwen 2 or
