@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentrl.common.untrusted import MAX_DEPTH, read_json, safe_json, safe_text
@@ -33,6 +33,12 @@ ANY_JSON = st.recursive(
     max_leaves=12,
 )
 SURROGATE = "before\ud800after"
+
+
+def has_wide_integer(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return any(map(has_wide_integer, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def nested(depth: int) -> Any:
@@ -65,6 +71,7 @@ def test_safe_text_can_be_encoded_and_leaves_other_text_as_it_is(text: str) -> N
 
 
 @given(ANY_JSON)
+@example([2**63, -(2**63) - 1])
 @pytest.mark.slow
 def test_safe_json_can_be_stored_and_leaves_what_could_be_stored_as_it_is(value: Any) -> None:
     stored = orjson.dumps(safe_json(value))
@@ -72,7 +79,8 @@ def test_safe_json_can_be_stored_and_leaves_what_could_be_stored_as_it_is(value:
         expected = orjson.dumps(value)
     except TypeError:
         return
-    assert stored == expected
+    if not has_wide_integer(value):  # of 64 bits without a sign, which no column of integers has
+        assert stored == expected
 
 
 def test_safe_json_ends_where_nesting_is_too_deep_and_says_so() -> None:
