@@ -68,6 +68,7 @@ class Fleet(ManagedEngine):
         if publisher.mode not in self._capabilities.pause_modes:
             modes = ", ".join(sorted(self._capabilities.pause_modes))
             raise ConfigError(f"weights.mode={publisher.mode}: these engines can't; allowed: {modes}")
+        publisher.require_receivers(member.receiver for member in members)
         version = min(member.engine.version() for member in members)
         self.admission = Admission(self._roster, affinity, config, self._drains, version)
         self._aborted: dict[str, int] = {}

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from agentrl.common.scratch import ScratchFolder
-from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError
 from agentrl.models.adapters import SavedAdapter
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
 from agentrl.rollout.weights.buckets import ADAPTER, Convert, Named, Save, Shapes, Weights, take_part
-from agentrl.rollout.weights.receiver import LoadCommit, Receiver
+from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
 from agentrl.rollout.weights.snapshot import write_part, write_snapshot
 from agentrl.rollout.weights.transports.base import Transport, each
 from agentrl.types import PauseMode
@@ -112,6 +112,17 @@ class Publisher:
         self._kept: dict[str, Named] = {}
         self._adapter: SavedAdapter | None = None  # of the staged version, where engines take it
         self._scratch: ScratchFolder | None = None
+
+    def require_receivers(self, receivers: Iterable[Receiver]) -> None:
+        """Refuse a transport that engines can't take, before there is anything to send.
+
+        Raises:
+            ConfigError: an engine has `publish` alone, and the transport asks for more.
+        """
+        call, name = getattr(self.transport, "calls", ""), getattr(self.transport, "name", "")
+        for receiver in receivers:
+            if call and isinstance(receiver, EngineReceiver) and not receiver.answers(call):
+                raise ConfigError(str(receiver.make_error(name)))
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
         """Prepare a publication while engines still generate.

@@ -136,15 +136,15 @@ class EngineReceiver:
 
     async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:
         """Refuse: only whole weights are published."""
-        raise self._make_error("ipc")
+        raise self.make_error("ipc")
 
     async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
         """Refuse: the engine joins no process group."""
-        raise self._make_error("distributed")
+        raise self.make_error("distributed")
 
     async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
         """Refuse: the engine joins no process group."""
-        raise self._make_error("distributed")
+        raise self.make_error("distributed")
 
     async def leave(self) -> None:
         """Do nothing: the engine is in no group."""
@@ -171,6 +171,11 @@ class EngineReceiver:
     async def wake(self, tags: Sequence[str]) -> None:
         """Do nothing: nothing was released."""
 
-    def _make_error(self, transport: str) -> EngineError:
+    def answers(self, call: str) -> bool:
+        """Return whether its class has a call of its own, such as `join`; one by `publish` alone refuses that."""
+        return getattr(type(self), call) is not getattr(EngineReceiver, call)
+
+    def make_error(self, transport: str) -> EngineError:
+        """The refusal of a transport."""
         name = self.engine.capabilities.name
-        return EngineError(f"engine {name!r} can't take weights.transport={transport}; allowed: inproc, disk")
+        return EngineError(f"engine {name!r} can't take weights.transport={transport}; allowed: auto, inproc, disk")

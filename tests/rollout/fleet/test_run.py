@@ -124,6 +124,15 @@ def test_engines_that_cannot_sleep_are_refused_as_colocated_ones(
         make_engines(config, FleetConfig(colocated=True), WeightsConfig(), folder)
 
 
+@pytest.mark.parametrize("transport", ["ipc", "distributed"])
+def test_a_transport_that_engines_cannot_take_is_refused_before_anything_is_published(
+    folder: Path, transport: str
+) -> None:
+    config = EngineConfig(device="cpu", max_batch=4)
+    with pytest.raises(ConfigError, match=f"'local' can't take weights.transport={transport}; allowed: auto, inproc"):
+        make_engines(config, FleetConfig(), WeightsConfig(transport=transport), folder)
+
+
 async def test_one_engine_in_this_process_stays_as_it_is_and_others_make_a_fleet(folder: Path) -> None:
     engine = EngineConfig(device="cpu", max_batch=4)
     alone = make_engines(engine, FleetConfig(), WeightsConfig(), folder)

@@ -23,6 +23,9 @@ class Transport(Protocol):
 
     Attributes:
         stages_weights: staging goes through the weights, sending does not; else each sending goes through them again.
+
+    One that asks receivers for more than loading a folder or tensors may have a `name`, the value of
+    `weights.transport`, and the method that it `calls` ("join"): engines without it are refused when a run starts.
     """
 
     stages_weights: bool

@@ -43,6 +43,7 @@ class DistributedTransport:
         ahead: bytes that an engine may hold beside its weights.
     """
 
+    name, calls = "distributed", "join"
     stages_weights = False
 
     def __init__(

@@ -91,6 +91,7 @@ class IpcTransport:
         ahead: bytes that are copied before engines pause; 0 where weights are on a GPU, which would hold them twice.
     """
 
+    name, calls = "ipc", "load_bucket"
     stages_weights = False
 
     def __init__(self, limit: int, ranks: int = 1, ahead: int = 0) -> None:
