@@ -171,7 +171,7 @@ def test_a_run_whose_engine_has_a_layer_wrong_ends_before_its_first_step(
     [
         (2, 32, 1, "llama", True),
         (1, 32, 1, "llama", False),
-        (2, 31, 1, "llama", False),
+        (2, 15, 1, "llama", False),
         (2, 32, 30, "llama", False),
         (2, 32, 1, "qwen2_5_vl", False),
     ],

@@ -85,7 +85,7 @@ async def test_more_than_a_sandbox_may_return_is_cut_off(
     jail: DockerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sparse file costs the sandbox nothing; the way out is bounded by what comes, not by what it says."""
-    monkeypatch.setattr("agentrl.tools.sandbox.archive.LIMITS", ArchiveLimits(total_bytes=4 << 20))
+    monkeypatch.setattr("agentrl.tools.sandbox.snapshot.LIMITS", ArchiveLimits(total_bytes=4 << 20))
     assert (await jail.exec("mkdir t && truncate -s 20M t/sparse")).ok
     with pytest.raises(PathError, match="more than"):
         await jail.download("t", tmp_path)
