@@ -42,13 +42,13 @@ def own(docker: None) -> Iterator[OwnDaemon]:  # noqa: F811
 
 
 class Work(Env):
-    """Commands in a sandbox; `under_way` counts sessions that are in the middle of theirs."""
+    """Commands in a sandbox; `under_way` counts sessions that are in the middle, of which none ends before `died`."""
 
     max_turns = TURNS + 1
     under_way = 0
 
-    def __init__(self, spec: SandboxSpec, middle: asyncio.Event) -> None:
-        self.lease, self.middle, self.done = SandboxLease("docker", spec), middle, 0
+    def __init__(self, spec: SandboxSpec, middle: asyncio.Event, died: asyncio.Event) -> None:
+        self.lease, self.middle, self.died, self.done = SandboxLease("docker", spec), middle, died, 0
 
     def tasks(self, split: str = "train") -> Iterable[Task]:
         return [Task(id=f"work-{number}") for number in range(SESSIONS)]
@@ -65,6 +65,8 @@ class Work(Env):
             Work.under_way += 1
             if Work.under_way == SESSIONS:
                 self.middle.set()
+        elif self.done == TURNS - 1:
+            await self.died.wait()
         result = await sandbox.exec(["sh", "-c", "sleep 0.3; echo done"], timeout=60)
         assert result.stdout == b"done\n"
         self.done += 1
@@ -90,12 +92,14 @@ async def test_sessions_are_generated_again_and_no_place_is_lost_where_docker_di
     """After a daemon that was killed, its containers stayed until another run began."""
     monkeypatch.setattr(pool, "BACKOFF", (0.1, 0.2, *[0.5] * 60))
     await close_all()
-    spec, middle, Work.under_way = TINY.model_copy(update={"daemon": own.address}), asyncio.Event(), 0
-    rollouts = Rollouts(lambda: Work(spec, middle), Policy(NullRenderer()), LIMITS, seed=5)
-    tasks = list(Work(spec, middle).tasks())
+    spec, middle, died = TINY.model_copy(update={"daemon": own.address}), asyncio.Event(), asyncio.Event()
+    Work.under_way = 0
+    rollouts = Rollouts(lambda: Work(spec, middle, died), Policy(NullRenderer()), LIMITS, seed=5)
+    tasks = list(Work(spec, middle, died).tasks())
     playing = asyncio.create_task(rollouts.collect(tasks, ScriptedActor(works), phase="e", n=1))  # type: ignore[arg-type]
     await middle.wait()
     await asyncio.to_thread(DEATHS[what], own)
+    died.set()
     sessions = [session for group in await playing for session in group.sessions]
     assert [(session.status, session.score) for session in sessions] == [(Status.COMPLETED, 1.0)] * SESSIONS
     assert sum(session.attempt for session in sessions) > 0, "nothing died"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
@@ -120,6 +123,53 @@ async def test_attempts_that_the_infrastructure_failed_stay_with_their_error_unt
         assert group.sessions == [store.load(rows[2].id)]
         (group,) = await rollouts(recorder, go).collect([Task(id="t")], EXPERT, phase="eval", n=1)
         assert list(store.sessions()) == group.sessions, "a resumed run takes the place of what it makes again"
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 2), max_size=16), st.booleans())
+def test_a_commit_of_many_sessions_stores_what_one_commit_a_step_of_each_would(order: list[int], grouped: bool) -> None:
+    """Three sessions begin, grow twice, end and begin anew as drawn; those with a group take an attempt's place."""
+
+    async def play(together: bool) -> list[Any]:
+        ages = [0] * 3
+        sessions = dict[int, Session]()
+        with Store(":memory:") as store:
+            with Recorder(store) as recorder, recorder._store.batch() if together else nullcontext():
+                waits = list[Awaitable[None]]()
+                for one in order:
+                    age, ages[one] = ages[one] % 4, ages[one] + 1
+                    waits.append(asyncio.ensure_future(take(recorder, sessions, one, age, ages[one])))
+                    await (asyncio.sleep(0) if together else waits[-1])
+            await asyncio.gather(*waits)
+            rows = store.find(sort="id", limit=100).rows
+            return [list(store.sessions()), rows, [store.state(row.id) for row in rows]]
+
+    async def take(recorder: Recorder, sessions: dict[int, Session], one: int, age: int, time: int) -> None:
+        if age == 0:
+            name = f"{one}-{time if grouped else 0}"
+            session = Session(name, Task(id="t"), group=f"g{one}" if grouped else "", phase="train")
+            sessions[one] = session
+            return await recorder.resume(session, b"begun")
+        session = sessions[one]
+        if age < 3:
+            environment_node(session, age - 2 if age > 1 else None, [one, time])
+            return recorder.update(session, str(time).encode())
+        session.status, session.reward = Status.COMPLETED, float(time)
+        return await recorder.end(session)
+
+    assert asyncio.run(play(True)) == asyncio.run(play(False))
+
+
+async def test_a_turn_that_cannot_be_stored_yet_is_stored_with_a_later_one(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with Recorder(store) as recorder:
+            session = Session("a", Task(id="t"))
+            await recorder.resume(session, None)
+            for value, parent in ((object(), None), ("text", 0)):
+                environment_node(session, parent, [1, 2])
+                session.info["made"] = value
+                recorder.update(session)
+        assert store.load("a") == session
 
 
 async def test_a_run_that_is_cancelled_leaves_no_open_session(tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ class Recorder:
             state: its episode's, after these nodes; None leaves the one that is stored.
         """
         nodes = session.nodes[self._recorded[session.id] :]
-        self._recorded[session.id] = len(session.nodes)
-        with suppress(InvalidInput):  # what is left out here is written, or refused, with the session's end
+        with suppress(InvalidInput):  # what is left out here comes with a later turn, or is refused with the end
             self._put(SessionGrowth.of(session, nodes, state), None)
+            self._recorded[session.id] = len(session.nodes)
 
     async def end(self, session: Session) -> None:
         """Store the session as it ended.
@@ -119,7 +119,7 @@ class Recorder:
         await self._wait_written(_Ended(session))
 
     def save_soon(self, session: Session) -> Future[None]:
-        """Store a session as it is now, without queued; for one that is aborted with the run."""
+        """Queue a session to be stored as it is now; for one that is aborted with the run."""
         self._recorded.pop(session.id, None)
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # it is written also where whoever waits for it is cancelled
