@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -133,7 +132,7 @@ class Registry(Generic[T]):
             names = self.known()
             if name not in names:
                 error = unknown_name(self.kind, name, names)
-                if (Path(name) / "pyproject.toml").is_file():  # as `agentrl init` makes it
+                if os.path.isfile(os.path.join(name, "pyproject.toml")):  # as `agentrl init` makes it
                     raise UnknownName(
                         f"the package in the folder {name!r} is not installed: pip install -e {name}; {error}"
                     )

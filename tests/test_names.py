@@ -24,6 +24,7 @@ PARTICIPLE = re.compile(
 NO_PARTICIPLES = {"seed", "feed", "need", "speed", "embed", "exceed", "unembed"}
 NAMED_FOR_AUTHORS = ("agentrl/envs/check/rules/", "builtin/instructions/checks.py", "conformance.py", "/inside/")
 """Functions that are listed by their names or their docstrings, or that run in a sandbox."""
+OTHER_PROJECT = re.compile(r"\binstall\b[^`\n]*[\s'\"=]agentrl(\[[\w,-]*\])?(?=['\"`\s<>=]*[,;.]?$|['\"`<>=])")
 QUESTION = re.compile(r"(What|How|Which|Whether|Whose|Who|Where|Why)\b")
 
 
@@ -68,6 +69,14 @@ def test_functions_are_named_by_verbs_not_by_participles_alone() -> None:
     ]
 
     assert not nouns, "\n".join(nouns)
+
+
+def test_no_text_installs_the_other_project_that_the_registry_has_under_this_name() -> None:
+    pages = [*ROOT.parent.glob("*.md"), *(ROOT.parent / "docs").rglob("*.md"), *(ROOT.parent / "examples").rglob("*")]
+    files = [file for file in (*ROOT.rglob("*.py"), *pages) if file.suffix in (".py", ".md", ".toml", ".txt", ".yaml")]
+    lines = [(file, line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    wrong = [f"{file.relative_to(ROOT.parent)}: {line.strip()}" for file, line in lines if OTHER_PROJECT.search(line)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_docstring_is_a_bare_question() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from agentrl.common import custom_code
 from agentrl.common.untrusted import read_json
-from agentrl.errors import ConfigError, InvalidInput, InvalidWeights
+from agentrl.errors import ConfigError, InvalidInput, InvalidWeights, install_command
 from agentrl.models import tensors
 from agentrl.models.folders import refuse_adapter
 from agentrl.models.vision_families import FAMILIES, REFUSED
@@ -265,7 +265,7 @@ def _found_tensors() -> Iterator[list[tensors.TensorMatch]]:
     if original is None or len(inspect.signature(original).parameters) != 2:
         raise ConfigError(
             f"transformers {transformers.__version__} loads models otherwise than 5.1 to 5.24, which are known here: "
-            "pip install -U 'agentrl[train]'"
+            + install_command("train")
         )
 
     def keep(model: Any, info: Any) -> None:

@@ -77,9 +77,8 @@ def test_a_transformers_that_compares_tensors_otherwise_is_refused_by_its_versio
         return missing, unexpected
 
     monkeypatch.setattr(PreTrainedModel, "_adjust_missing_and_unexpected_keys", older)
-    with pytest.raises(
-        ConfigError, match=r"transformers 5[.\d]+ loads models otherwise than 5.1 .*pip install -U 'agentrl\[train\]'"
-    ):
+    words = r"transformers 5[.\d]+ loads models otherwise than 5.1 .*pip install 'agentrl-platform\[train\]'"
+    with pytest.raises(ConfigError, match=words):
         load_causal_lm(folder, torch.float32, "eager")
 
 
