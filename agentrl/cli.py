@@ -7,11 +7,11 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 from __future__ import annotations
 
 import io
+import signal
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -25,17 +25,15 @@ from agentrl.completion import SETTINGS
 from agentrl.envs.builtin.search_r1.commands import app as search_r1
 from agentrl.envs.builtin.swe.commands import app as swe
 from agentrl.envs.commands import app as environments
-from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra, unknown_name
+from agentrl.errors import AgentRLError, Blame, ConfigError, OutputClosed, missing_extra
 from agentrl.retrieval.commands import app as retrieval
+from agentrl.settings_help import SettingsCommand, settings_command
 from agentrl.tools.sandbox.commands import app as sandbox
 from agentrl.train.evaluation.suite.commands import app as suites
 from agentrl.train.migration.commands import app as migration
 from agentrl.train.plan.model_commands import app as models
 from agentrl.train.record.commands import app as records
 from agentrl.viewer.commands import app as looking
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 app = typer.Typer(
     name="agentrl",
@@ -91,72 +89,9 @@ Words = Annotated[list[str] | None, SETTINGS]
 File = Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings; words on the line win.")]
 
 
-class _WithSettings(typer.core.TyperCommand):
-    """A command whose help lists its settings, those of the plug-ins that the same line names.
-
-    Of sections it says how large they are, unless the line names them (`agentrl train algo --help`) or says `all`.
-    """
-
-    words: Sequence[str] = ()
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        self.words = [word for word in args if not word.startswith("-")]
-        return super().parse_args(ctx, args)
-
-    def settings(self) -> type[BaseModel]:
-        from agentrl.config import RunConfig
-
-        return RunConfig
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        super().format_help(ctx, formatter)
-        from agentrl.overrides import fields, parse_words, plugin_sections, value_at
-
-        tree = parse_words([word for word in self.words if "=" in word])
-        shown, known = {word for word in self.words if "=" not in word}, self.settings().model_fields
-        for word in shown - {"all", *known}:
-            raise unknown_name("section", word, ["all", *known])
-        setting = Column("setting", no_wrap=True)  # whole in any width: it is what users type
-        table = Table(setting, "default", "what it is", title="Settings (key=value)", title_justify="left", box=None)
-        sizes: Counter[str] = Counter()
-        for name, field, doc in fields(self.settings(), tree):
-            section, _, below = name.partition(".")
-            sizes[section] += bool(below)
-            if "all" in shown or section in shown or not (below or shown):
-                default = "required" if field.is_required() else str(field.get_default())
-                table.add_row(name, escape(default), escape(doc))
-        out.print(table)
-        sections, plugins = +sizes, plugin_sections(self.settings()).items()
-        if not plugins:
-            return
-        chosen = {mark.plugins().setting: mark.chosen(value_at(tree, name)) for name, mark in plugins}
-        out.print(
-            f"Sections and how many settings they have: {', '.join(f'{name} {n}' for name, n in sections.items())}. "
-            f"`agentrl {self.name} {next(iter(sections))} --help` lists one, `agentrl {self.name} all --help` all. "
-            f"Settings are those of {', '.join(f'{name}={plugin}' for name, plugin in chosen.items())}; "
-            f"others have their own: agentrl {self.name} {next(iter(chosen))}=NAME --help; "
-            "`agentrl plugins` lists the names.",
-            highlight=False,
-            markup=False,
-        )
-
-
-def _with_settings(place: str) -> type[_WithSettings]:
-    """Return the class of a command with other settings than a run's: module:NAME, imported for help alone."""
-
-    class Command(_WithSettings):
-        def settings(self) -> type[BaseModel]:
-            from agentrl.common.imports import load
-
-            found: type[BaseModel] = load(place, place)
-            return found
-
-    return Command
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"agentrl {__version__}", *version_lines(), sep="\n")
+        print_lines([f"agentrl {__version__}", *version_lines()])
         raise typer.Exit
 
 
@@ -172,7 +107,7 @@ def options(
     """Take the options that stand before a command."""
 
 
-@app.command(cls=_WithSettings)
+@app.command(cls=SettingsCommand)
 def train(words: Words = None, config: File = None) -> None:
     """Train a policy: agentrl train env=calculator. Go on with a run: agentrl train resume=runs/NAME.
 
@@ -222,14 +157,14 @@ def doctor(words: Words = None) -> None:
         raise typer.Exit(1)
 
 
-@app.command("eval", cls=_WithSettings)
+@app.command("eval", cls=SettingsCommand)
 def evaluate(words: Words = None, config: File = None) -> None:
     """Measure a policy without training it: agentrl eval env=NAME model=PATH; policy=expert, noop or an API's URL.
 
     Several tasks: agentrl eval suite=FILE.yaml model=PATH. Against a baseline: compare=RESULT.json, which ends with 3
     where the policy is worse (compare.alpha=0.05).
     """
-    from agentrl.overrides import merge_settings, parse_words, read_yaml
+    from agentrl.overrides import merge, parse_words, read_yaml
     from agentrl.train.driver.api import run_evaluate
     from agentrl.train.driver.setup import complete
     from agentrl.train.evaluation.evaluate import list_ignored, refuse_ignored
@@ -237,12 +172,13 @@ def evaluate(words: Words = None, config: File = None) -> None:
     from agentrl.train.evaluation.suite.results import take_baseline
     from agentrl.train.record.files import run_path
 
-    tree = merge_settings(words or (), config)
+    given = read_yaml(config) if config else {}
+    tree = merge(given, parse_words(words or ()))
     baseline = take_baseline(tree)
     if "suite" in tree:
         return evaluate_suite(tree, baseline)
     refuse_ignored(parse_words(words or ()))
-    if config and (unused := list_ignored(read_yaml(config))):
+    if unused := list_ignored(given):
         sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in unused))
         err.print(f"of {config} an evaluation takes no notice of some settings in: {sections}", soft_wrap=True)
     settings = complete(tree)
@@ -254,7 +190,7 @@ def evaluate(words: Words = None, config: File = None) -> None:
     against_baseline(Path(settings.run_dir or ""), baseline)
 
 
-@app.command(cls=_with_settings("agentrl.train.evaluation.rescore.rescoring:RescoreConfig"))
+@app.command(cls=settings_command("agentrl.train.evaluation.rescore.rescoring:RescoreConfig"))
 def rescore(
     run: Annotated[str, typer.Argument(help="The folder of a run or an evaluation.")], words: Words = None
 ) -> None:
@@ -270,7 +206,7 @@ def rescore(
     print_lines(describe_rescore(Path(run), *rescored))
 
 
-@app.command(cls=_with_settings("agentrl.train.evaluation.rejection:RejectConfig"))
+@app.command(cls=settings_command("agentrl.train.evaluation.rejection:RejectConfig"))
 def reject(words: Words = None, config: File = None) -> None:
     """Write the best of n sessions of each task: agentrl reject env=NAME model=PATH out=best.jsonl n=8.
 
@@ -297,7 +233,7 @@ def _end(worked: bool) -> None:
         raise typer.Exit(1)
 
 
-@app.command(cls=_with_settings("agentrl.rollout.workers.serve_process:ServeConfig"))
+@app.command(cls=settings_command("agentrl.rollout.workers.serve_process:ServeConfig"))
 def serve(words: Words = None, config: File = None) -> None:
     """Serve a model behind OpenAI's and Anthropic's APIs, each session a tree: agentrl serve model=PATH port=8000."""
     from agentrl.overrides import merge_settings
@@ -306,7 +242,7 @@ def serve(words: Words = None, config: File = None) -> None:
     serve_command(merge_settings(words or (), config), out)
 
 
-@app.command("serve-training", cls=_with_settings("agentrl.train.server.config:ServeTrainingConfig"))
+@app.command("serve-training", cls=settings_command("agentrl.train.server.config:ServeTrainingConfig"))
 def serve_training(words: Words = None, config: File = None) -> None:
     """Train adapters for clients of the tinker SDK: agentrl serve-training model=PATH port=8600, or resume=FOLDER."""
     from agentrl.overrides import merge_settings
@@ -315,7 +251,7 @@ def serve_training(words: Words = None, config: File = None) -> None:
     serve_them(merge_settings(words or (), config))
 
 
-@sandbox.command("serve", cls=_with_settings("agentrl.envs.sandbox_server:SandboxServerConfig"))
+@sandbox.command("serve", cls=settings_command("agentrl.envs.sandbox_server:SandboxServerConfig"))
 def serve_sandboxes(words: Words = None, config: File = None) -> None:
     """Serve sandboxes to processes on other machines (sandbox=remote): agentrl sandbox serve port=8700 key_file=KEY."""
     from agentrl.envs.sandbox_server import serve_sandboxes as serve_them
@@ -372,12 +308,24 @@ def bench(name: Annotated[str | None, typer.Argument(help="A benchmark's name; n
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line; with the process's own words where none are given."""
+    """Run the command line; with the process's own words where none are given.
+
+    Where nothing reads the output any more, it ends silently, with the status of a tool that SIGPIPE ends.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal whose encoding lacks a character must not end a run
     try:
+        _run_command(words)
+    except OutputClosed:
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _run_command(words: Sequence[str] | None) -> None:
+    try:
         app(words, prog_name=words and "agentrl")
+    except OutputClosed:
+        raise
     except AgentRLError as error:
         from agentrl.config.secrets import scrub  # which loads all settings
 

@@ -32,6 +32,8 @@
         ├── SandboxError
         ├── RetrievalError                      no proper answer from a retrieval server
         ├── StoreError          (OSError)
+        ├── OutputError         (OSError)           a command's output can't be written
+        │   └── OutputClosed                        nothing reads it any more
         └── DeadlineExceeded    (TimeoutError)  a wait ran past its deadline
 
 `blame` decides how a session ends: AGENT makes it AGENT_ERROR, INFRA makes it INFRA_ERROR, USER stops
@@ -191,6 +193,14 @@ class RetrievalError(InfraError):
 
 class StoreError(InfraError, OSError):
     """The session store could not read or write."""
+
+
+class OutputError(InfraError, OSError):
+    """A command's output can't be written, as on a full disk."""
+
+
+class OutputClosed(OutputError):
+    """Nothing reads a command's output any more: `agentrl envs | head -1`."""
 
 
 class DeadlineExceeded(InfraError, TimeoutError):

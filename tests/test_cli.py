@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -116,8 +118,7 @@ def test_help_loads_no_settings_and_no_event_loop_and_a_wrong_word_and_an_evalua
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ended")]
-    with_settings = ["asyncio", "agentrl.config"]
-    assert ended == [["0"], ["2"], ["2", *with_settings], ["0", *with_settings]]
+    assert ended == [["0"], ["2"], ["2", "agentrl.config"], ["0", "asyncio", "agentrl.config"]]
 
 
 @pytest.mark.slow
@@ -160,6 +161,29 @@ def test_ctrl_c_while_the_command_line_is_loaded_ends_it_without_a_traceback(tmp
     )
     done = subprocess.run([sys.executable, str(interrupting)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--version"], ["envs", "nothing_of_that_name"]])
+def test_a_command_whose_output_nothing_reads_ends_silently_as_sigpipe_ends_one(words: list[str]) -> None:
+    """`agentrl envs | head -1` ended with 1, or in a traceback."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "agentrl", *words]
+        errors = write if "envs" in words else subprocess.PIPE  # agentrl … 2>&1 | head -1
+        ended = subprocess.run(command, stdout=write, stderr=errors, check=False, timeout=120)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr or b"") == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.slow
+def test_a_command_that_can_not_write_its_output_says_so() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "agentrl", "--version"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stderr) == (1, "error: can't write to standard output: No space left on device\n")
 
 
 @pytest.mark.slow

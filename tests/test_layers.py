@@ -35,7 +35,7 @@ LAYERS = (
     {"rollout"},
     {"train"},
     {"viewer"},
-    {"checks", "completion", "cli", "__main__", ""},
+    {"checks", "completion", "settings_help", "cli", "__main__", ""},
     {"plugins"},
 )
 """The lowest first; modules and packages of one layer that stand beside each other know nothing of each other."""

@@ -262,6 +262,56 @@ def test_work_in_a_notebook_returns_what_it_returns_and_raises_what_it_raises() 
     asyncio.run(cell())
 
 
+UNREAD = """
+    import asyncio
+    from agentrl.train.display.console import Display
+    from agentrl.train.driver import interrupt
+
+    display = Display()
+    display.resume_hint = lambda: "go on like this"
+    left = asyncio.Event()
+
+    def leave():
+        display.request_stop = lambda: 0.0
+        loop.call_soon_threadsafe(left.set)
+        return 60.0
+
+    async def work():
+        global loop
+        loop, display.request_stop = asyncio.get_running_loop(), leave
+        display.say("step 1")
+        await asyncio.wait_for(left.wait(), 60) if {closed} else None
+        display.say("saved")
+
+    interrupt.run(work(), display.print_resume_hint, owns_process=True, leave=lambda: display.request_stop())
+"""
+
+
+def test_a_run_whose_output_nothing_reads_saves_and_ends_and_says_how_to_go_on() -> None:
+    """`agentrl train … | head -1` ended with 1 and no word."""
+    read, write = os.pipe()
+    os.close(read)
+    program = textwrap.dedent(UNREAD).format(closed=True)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        )
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "go on like this\n")
+
+
+def test_a_run_whose_output_is_a_full_disk_goes_on_and_tells_it_on_standard_error() -> None:
+    program = textwrap.dedent(UNREAD).format(closed=False)
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.split("\n")[1:] == ["saved", ""]
+    assert "No space left on device: the run goes on" in ended.stderr
+
+
 def test_descendants_are_found_through_their_parents(tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as process:
         end = time.monotonic() + PATIENCE

@@ -6,6 +6,7 @@ Other lines may quote models, tools and logs, so they are printed without markup
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,12 @@ from rich.live import Live
 from rich.text import Text
 
 from agentrl import logs, watchdog
+from agentrl.common.terminal import Output
 from agentrl.common.untrusted import visible_text
 from agentrl.config.secrets import scrub
+from agentrl.errors import OutputClosed, OutputError
 from agentrl.train.display.panel import Panel, TimedProgress, step_line
+from agentrl.train.driver import interrupt
 
 PLAIN_WIDTH = 79
 """Characters of a step's line without a terminal."""
@@ -36,7 +40,7 @@ class Display:
     report_intervals: Sequence[float] = (10.0, 20.0, 30.0, 60.0)
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Output()
         self.resume_hint: Callable[[], str] = lambda: "interrupted"
         self.request_stop: Callable[[], float] = lambda: 0.0
         self._phase: TimedProgress | None = None
@@ -46,6 +50,7 @@ class Display:
         self._latest: Mapping[str, float] = {}
         self._warned: set[str] = set()
         self._live: Live | None = None
+        self._unread = False
         if self.console.is_interactive and not os.environ.get("CI"):  # logs of CI may ask for colours
             self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self.draw_panel)
 
@@ -66,7 +71,24 @@ class Display:
 
     def _print(self, text: str, style: str = "") -> None:
         drawn = self._live is not None and self._live.is_started  # what is drawn below it counts its lines
-        self.console.print(Text(visible_text(scrub(text)), style), soft_wrap=not drawn)
+        try:
+            self.console.print(Text(visible_text(scrub(text)), style), soft_wrap=not drawn)
+        except OutputError as error:
+            self._lose_output(error)
+
+    def _lose_output(self, error: OutputError) -> None:
+        """End a command's run as SIGTERM does where nothing reads it any more; on a full disk it goes on.
+
+        Raises:
+            OutputClosed: nothing reads it, and the process is a script's.
+        """
+        logs.shown.warning(str(error))
+        self._unread = isinstance(error, OutputClosed)
+        self.console = Output(stderr=True, quiet=self._unread or self.console.stderr)
+        if not self._unread:
+            self.warn(f"{error}: the run goes on, and says so on standard error")
+        elif not interrupt.end_as(signal.SIGPIPE):
+            raise error
 
     def warn(self, text: str) -> None:
         logs.shown.warning(text)
@@ -82,6 +104,8 @@ class Display:
         """Print how to resume an interrupted run; may be called from any thread."""
         if self._live:
             self._live.stop()
+        if self._unread:
+            self.console.quiet = False
         self.say(self.resume_hint())
 
     def phase(self, name: str, total: int, label: str, done: int = 0) -> None:

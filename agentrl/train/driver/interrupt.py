@@ -8,7 +8,8 @@ byte. A second signal ends it at once, and leaves the containers to the next run
 
 SIGTERM, by which schedulers end a job, and SIGHUP, which a terminal sends that is closed, first let the work leave by
 itself where it can (`leave`): a training run saves what its last step has learned. It has as many seconds as it said;
-after those all goes as above. What `nohup` started goes on.
+after those all goes as above. What `nohup` started goes on. A pipe that nothing reads any more (`| head -1`) does as
+SIGTERM, but not by the signal SIGPIPE, which a broken connection sends as well: who writes finds out (`end_as`).
 
 That is for a process of ours, the command line's. In a script or a notebook an interrupt cancels the work, waits
 until that has ended, and raises `KeyboardInterrupt`.
@@ -31,6 +32,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from agentrl.common.concurrency import current_task
 from agentrl.common.processes import clean_up, descendants, kill
+from agentrl.common.terminal import write_nowhere
 from agentrl.errors import AgentRLError
 from agentrl.tools.threads import loop_is_running
 
@@ -40,6 +42,7 @@ GRACE = 1.0
 CLEANUP = 10.0
 """Seconds at most for what outlives this process; 0.5 are usual."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_owners: list[Callable[[int], object]] = []  # ends the run that owns this process, where one does
 _cleaning = threading.Lock()  # held to the end by the thread that cleans up: another one that is done first ended it
 
 
@@ -115,23 +118,25 @@ def _run_in_own_process(work: CancellableWork[T], on_interrupt: Callable[[], obj
         time.sleep(GRACE)
         end_process(128 + sent[0])
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if sent and number == signal.SIGHUP:  # a shell and the kernel both send it
+    def handle(number: int, frame: FrameType | None = None) -> None:
+        if sent and number in (signal.SIGHUP, signal.SIGPIPE):  # a shell and the kernel both send it
             return
         sent.append(number)
         if len(sent) > 1:
             end_process(128 + sent[0], cleanup=0)
         if number == signal.SIGHUP:
-            _write_nowhere(terminals)
+            write_nowhere(*terminals)
         threading.Thread(target=watch, name="agentrl-ending", daemon=True).start()
         if number == signal.SIGINT:
             work.cancel()
 
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # by nohup
     before = {number: signal.signal(number, handle) for number in SIGNALS if number not in ignored}
+    _owners.append(handle)
     try:
         return asyncio.run(work())
     finally:
+        _owners.remove(handle)
         if sent:  # whatever else went wrong while it ended; taking the interpreter down would need seconds more
             over.set()
             said.wait(GRACE)
@@ -140,11 +145,11 @@ def _run_in_own_process(work: CancellableWork[T], on_interrupt: Callable[[], obj
             signal.signal(number, handler)
 
 
-def _write_nowhere(numbers: list[int]) -> None:
-    """Have what is printed to a terminal that was closed go nowhere: each write would fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in numbers:
-        os.dup2(nowhere, number)
+def end_as(number: int) -> bool:
+    """End the run that owns this process as that signal would, unless it is ending; False where none owns it."""
+    for end in _owners:
+        end(number)
+    return bool(_owners)
 
 
 def _run_in_thread(work: CancellableWork[T], on_interrupt: Callable[[], object]) -> T:
