@@ -101,21 +101,9 @@ def read_yaml(path: str | Path) -> Tree:
     """A configuration file's tree; dotted keys in it are spread out.
 
     Raises:
-        ConfigError: the file is missing, is not YAML, or does not hold a mapping.
+        ConfigError: it can't be read, is not YAML, is empty, or does not hold a mapping.
     """
-    try:
-        tree = yaml_settings.read(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"can't read the configuration file {str(path)!r}: {error.strerror}") from None
-    except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{str(path)!r} is not YAML: {yaml_settings.in_one_line(error)}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} is not YAML: {str(error).splitlines()[0]}") from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{str(path)!r} must hold a mapping of settings, not a {type(tree).__name__}")
-    return spread({str(key): value for key, value in tree.items()})
+    return spread({str(key): value for key, value in yaml_settings.read_file(path).items()})
 
 
 def merge_settings(words: Sequence[str] = (), file: str | Path | None = None) -> Tree:
@@ -199,28 +187,40 @@ def fields(
         tree: names the plug-ins whose settings are listed; those that it leaves out are the defaults.
         prefix: put before each key.
     """
-    docs = _docs(model)
+    for name, field, (owner, own) in _list_fields(model, tree, prefix):
+        yield name, field, _docs(owner).get(own, "")
+
+
+def _list_names(model: type[BaseModel], tree: Mapping[str, Any]) -> list[str]:
+    """The dotted keys of all settings, without the lines under them: these are read from the sources."""
+    return [name for name, _, _ in _list_fields(model, tree)]
+
+
+def _list_fields(
+    model: type[BaseModel], tree: Mapping[str, Any] | None = None, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo, tuple[type[BaseModel], str]]]:
+    """Each setting's dotted key, its field, and the class and the name under which the line is found."""
     for name, field in model.model_fields.items():
         given = (tree or {}).get(name)
         if mark := _marker_of_values(field):
             for key, one in (given if isinstance(given, Mapping) and given else {"NAME": None}).items():
-                yield f"{prefix}{name}.{key}", field, docs.get(name, "")
-                own = fields(mark.settings(one), prefix=f"{prefix}{name}.{key}.")
+                yield f"{prefix}{name}.{key}", field, (model, name)
+                own = _list_fields(mark.settings(one), prefix=f"{prefix}{name}.{key}.")
                 yield from (setting for setting in own if not setting[0].endswith(".name"))
             continue
         section, preset = _section(field, given), _preset_of(field, given)
         if section is None:
-            yield prefix + name, field, docs.get(name, "")
+            yield prefix + name, field, (model, name)
             continue
         if _is_named(field):
-            yield prefix + name, field if field.is_required() else _name_field(field, section), docs.get(name, "")
+            yield prefix + name, field if field.is_required() else _name_field(field, section), (model, name)
         below = f"{name}.NAME" if get_origin(field.annotation) is dict else name
         if below != name and "name" in section.model_fields:
-            yield prefix + below, section.model_fields["name"], _docs(section).get("name", "")
+            yield prefix + below, section.model_fields["name"], (section, "name")
         inside = given if isinstance(given, Mapping) and below == name else None
-        for key, inner, doc in fields(section, inside, prefix=f"{prefix}{below}."):
+        for key, inner, place in _list_fields(section, inside, prefix=f"{prefix}{below}."):
             if not key.endswith(".name"):
-                yield key, _preset_field(inner, preset, key.rpartition(".")[2]), doc
+                yield key, _preset_field(inner, preset, key.rpartition(".")[2]), place
 
 
 def _preset_of(field: FieldInfo, given: Any) -> Mapping[str, Any]:
@@ -272,6 +272,7 @@ def _section(field: FieldInfo, given: Any = None) -> type[BaseModel] | None:
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
+@cache
 def _docs(model: type[BaseModel]) -> dict[str, str]:
     """The strings that stand under the fields of a class and of those that it inherits from."""
     docs: dict[str, str] = {}
@@ -331,7 +332,7 @@ def _unknown(key: str, value: Any, model: type[BaseModel], tree: Mapping[str, An
     section, _, last = key.rpartition(".")
     known = _below(section, model, tree) if section else list(model.model_fields)
     places: dict[str, str] = {}
-    names = [name for name, _field, _doc in fields(model, tree)]
+    names = _list_names(model, tree)
     for name in names:
         places.setdefault(name.rpartition(".")[2], name)
     for name in list(places.values()):
@@ -377,12 +378,12 @@ def _below(section: str, model: type[BaseModel], tree: Mapping[str, Any]) -> lis
     by_name = path and get_origin(model.model_fields[first].annotation) is dict
     if by_name and not _marker_of_values(model.model_fields[first]):  # policies.NAME.model
         generic, own = ".".join([first, "NAME", *path[1:], ""]), f"{first}.{path[0]}."
-        names = [name for name, _, _ in fields(model, tree) if name.startswith(generic)]
+        names = [name for name in _list_names(model, tree) if name.startswith(generic)]
         if not names and (mark := _optional_marker(model.model_fields[first], path[-1])):  # policies.NAME.algo
-            below = fields(mark.settings(value_at(tree, section)), prefix=f"{section}.")
+            below = _list_fields(mark.settings(value_at(tree, section)), prefix=f"{section}.")
             return [name for name, _, _ in below if not name.endswith(".name")]
         return [own + name.removeprefix(f"{first}.NAME.") for name in names]
-    return [name for name, _, _ in fields(model, tree) if name.startswith(section + ".")]
+    return [name for name in _list_names(model, tree) if name.startswith(section + ".")]
 
 
 def _optional_marker(field: FieldInfo, name: str) -> OfPlugin | None:

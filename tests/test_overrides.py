@@ -93,11 +93,29 @@ def test_words_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     assert (config.env.name, config.env.kwargs, config.algo.lr, config.steps) == ("shop", {"size": 4}, 0.5, 9)
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "just words", "? [a, b]\n: 1\n"])
-def test_a_file_that_holds_no_settings_is_refused_by_name(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"- a\n- b\n", "not a list"),
+        (b"a: [", "not YAML"),
+        (b"just words", "not a str"),
+        (b"? [a, b]\n: 1\n", "not YAML"),
+        (b"", "empty"),
+        (b"# steps: 3\n", "empty, or all of it is comments"),
+        (b"\xff\xfea\0:\0", "no text in UTF-8"),
+        (b"\x7fELF\0", "not YAML"),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_refused_by_name(tmp_path: Path, text: bytes, why: str) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=r"bad\.yaml"):
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=rf"bad\.yaml.*{why}"):
+        read_yaml(file)
+
+
+@pytest.mark.parametrize(("file", "why"), [(".", "directory"), ("/proc/self/mem", "error")])
+def test_what_can_not_be_read_as_a_file_of_settings_is_refused_by_name(file: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?i){file!r}.*{why}"):
         read_yaml(file)
 
 

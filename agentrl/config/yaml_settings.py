@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from agentrl.common.plain import plain
+from agentrl.errors import ConfigError
 
 SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
 """The words for true and false besides these two."""
@@ -83,6 +85,32 @@ def read(text: str) -> Any:
         return yaml.load(text, _Loader)
     except RecursionError:
         raise yaml.YAMLError("it nests too deeply") from None
+
+
+def read_file(path: str | Path) -> dict[Any, Any]:
+    """Read a file of settings.
+
+    Raises:
+        ConfigError: it can't be read, is no text, is not YAML, is empty, or does not hold a mapping.
+    """
+    name = repr(str(path))
+    try:
+        found = read(Path(path).read_bytes().decode())
+    except OSError as error:
+        raise ConfigError(f"can't read the configuration file {name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{name} is not YAML: {in_one_line(error)}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
+    if found is None:
+        raise ConfigError(f"{name} holds no settings: it is empty, or all of it is comments ({{}} stands for none)")
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{name} must hold a mapping of settings, such as env: calculator, not a {type(found).__name__}"
+        )
+    return found
 
 
 class _Dumper(yaml.SafeDumper):
