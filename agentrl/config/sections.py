@@ -33,7 +33,7 @@ class Section(BaseModel):
         renamed: earlier names of fields, which are accepted and logged.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
     renamed: ClassVar[Mapping[str, str]] = {}
 
     def model_post_init(self, context: Any) -> None:
@@ -50,6 +50,15 @@ class Section(BaseModel):
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         shown = public(self)
         yield from ((name, shown.get(name, value)) for name, value in super().__repr_args__() if name is not None)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Build what validates a plug-in's own settings with its module: what is wrong with them is said there.
+
+        That of agentrl's own is built where it is first needed (`defer_build`): a command needs few of them.
+        """
+        if not cls.__module__.startswith("agentrl."):
+            cls.model_rebuild()
 
     @model_validator(mode="before")
     @classmethod

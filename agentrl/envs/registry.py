@@ -11,20 +11,27 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeGuard, get_type_hints
 
-import docstring_parser
 from pydantic import ValidationError
 
 from agentrl.config.secrets import declare
 from agentrl.config.yaml_settings import SWITCHES
-from agentrl.envs.base import Env, has_expert, reward_methods
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput, UnknownName
-from agentrl.registry import Registry, subclass_of
+from agentrl.registry import Registry
 from agentrl.tools.schema import Parameter, Signature
 
-EnvFactory = Callable[..., Env]
+if TYPE_CHECKING:
+    from agentrl.envs.base import Env
+
+EnvFactory = Callable[..., "Env"]
 """An environment's class, or another callable that returns one."""
+
+
+def _is_env_class(found: object) -> TypeGuard[type[Env]]:
+    from agentrl.envs.base import Env  # not to answer a wrong name
+
+    return isinstance(found, type) and issubclass(found, Env)
 
 
 ENVS: Registry[EnvFactory] = Registry(
@@ -75,7 +82,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "web_shop": "agentrl.envs.builtin.web.shop.env:WebShop",
     },
     accept=lambda found: found if callable(found) else None,
-    default=subclass_of(Env),
+    default=_is_env_class,
     error=EnvError,
 )
 """A package names its environments as entry points of the group `agentrl.envs`: `shop = "my_package.shop:Shop"`."""
@@ -177,6 +184,7 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
         raise ConfigError(f"environment {label!r}: {signature.describe(error, 'env.')}") from None
 
     declare(label, _types(target), given | kwargs)
+    from agentrl.envs.base import Env
 
     def build() -> Env:
         try:
@@ -242,6 +250,8 @@ def list_envs() -> list[EnvInfo]:
 
 def describe(name: str | EnvFactory) -> EnvInfo:
     """Describe an environment to a user who considers it."""
+    from agentrl.envs.base import has_expert, reward_methods
+
     label = name if isinstance(name, str) else getattr(name, "__name__", "environment")
     try:
         target = ENVS.find(name) if name in ENVS.known() else find(name)
@@ -251,7 +261,7 @@ def describe(name: str | EnvFactory) -> EnvInfo:
         return EnvInfo(label, error=str(error))
     newer = newest(label) if newest(label) != label and _VERSIONED.fullmatch(label) else ""
     info = EnvInfo(label, lines[0] if lines else "", options=options, newer=newer)
-    if isinstance(target, type) and issubclass(target, Env):
+    if _is_env_class(target):
         info = replace(info, splits=target.splits, expert=has_expert(target), needs=target.needs)
     try:
         env = make(target)
@@ -266,6 +276,8 @@ def _signature(target: EnvFactory, label: str) -> Signature:
     constructor = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     if constructor is object.__init__:
         return Signature(())
+    import docstring_parser
+
     documents = f"{inspect.getdoc(target) or ''}\n\n{inspect.getdoc(constructor) or ''}"
     described = {entry.arg_name: entry.description or "" for entry in docstring_parser.parse(documents).params}
     try:

@@ -9,7 +9,6 @@ from typing import Any
 from agentrl.config import AlgoConfig, RunConfig
 from agentrl.config.policies import SCRIPTS
 from agentrl.config.secrets import list_hidden
-from agentrl.envs.base import Env, has_demonstrator
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
@@ -66,6 +65,8 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         return validate(_check_secrets(merge(_data_recipe(tree), tree)), RunConfig)
     if "env" not in tree:
         validate(tree, RunConfig)  # which says so, beside what else is wrong
+    if isinstance(env := tree["env"], str):
+        find(env)  # a wrong name is answered before plug-ins are loaded
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
     known = validate(named, RunConfig)
     suits = _recipe(known.env.name, "" if known.policy in SCRIPTS else known.model.name)
@@ -141,6 +142,8 @@ def _recipe(env: str, model: str) -> Tree:
 
     The user's own override them.
     """
+    from agentrl.envs.base import Env, has_demonstrator
+
     target = find(env)
     settings: dict[str, Any] = {}
     if model == TINY:

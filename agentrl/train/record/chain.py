@@ -22,8 +22,6 @@ from typing import Any
 
 from agentrl.common import formats
 from agentrl.errors import ConfigError
-from agentrl.train.record import manifest
-from agentrl.train.record.files import write_atomically
 
 NAME = "chain.json"
 STAGES = "stages"
@@ -138,6 +136,8 @@ class ChainRecord:
 
     def write(self) -> None:
         """Write it into the chain's folder."""
+        from agentrl.train.record.files import write_atomically  # which loads the points of faults
+
         data = {**formats.CHAIN.mark(), "stages": [asdict(stage) for stage in self.stages]}
         write_atomically(self.path / NAME, json.dumps(data, indent=1).encode() + b"\n")
 
@@ -215,6 +215,8 @@ def settings_hash(tree: Mapping[str, Any]) -> str:
 
 def end_of(run: Path, before: float | None, after: float | None) -> StageEnd:
     """The result of a run that has ended."""
+    from agentrl.train.record import manifest  # which loads the models
+
     checkpoints = sorted(path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdecimal())
     if not checkpoints:
         raise ConfigError(f"{run} has no checkpoint, so its stage has no result")
@@ -230,6 +232,7 @@ def end_of_selection(run: Path, mean: float | None) -> StageEnd:
 
 def output_digest(path: Path) -> str:
     """A digest of what a stage wrote: a file, a model's weights, a run's seals; '' where it is none of them."""
+    from agentrl.train.record import manifest
     from agentrl.train.record.seals import NAME as SEALS  # which loads the stores
 
     file = path if path.is_file() else path / SEALS
