@@ -189,8 +189,9 @@ class Sides:
 
     Attributes:
         member: the engine, as a publisher sees it.
-        versions: two sets of weights, of which 1 % of all elements differ.
-        flat: the first of them in buckets, uint8.
+        versions: two sets of weights, of which 1 % of all elements differ, in the order in which a trainer has them.
+        flat: the first of them in buckets, uint8; its tensors and the model's lie in them.
+        model: transformers', with the first of them.
         publishers: by the transport's name.
         bare: a process that takes broadcasts of these buckets.
         cached: one that takes them into one bucket's memory.
@@ -201,6 +202,7 @@ class Sides:
     member: Member
     versions: tuple[list[Named], list[Named]]
     flat: list[torch.Tensor]
+    model: Any
     publishers: dict[str, Publisher]
     bare: BareReceiver
     cached: BareReceiver
@@ -211,13 +213,13 @@ class Sides:
     def make(cls, folder: Path, engine: Any, args: argparse.Namespace) -> Sides:
         """Read the weights, change some, and make a publisher for each transport."""
         dtype, dice = getattr(torch, args.dtype), torch.Generator().manual_seed(0)
-        weights = [(name, tensor.to(dtype)) for name, tensor in read_snapshot(folder)]
+        model, weights, whole = read_model(folder, dtype)
         changed = [
             (name, torch.where(torch.rand(tensor.shape, generator=dice) < 0.01, tensor * 1.01 + 1e-3, tensor).to(dtype))
             for name, tensor in weights
         ]
         sizes = [bucket.nbytes for bucket in buckets(weights, args.bucket_mb << 20)]
-        flat = [*torch.cat([tensor.view(-1).view(torch.uint8) for _, tensor in weights]).split(sizes)]
+        flat = [*whole.split(sizes)]
         print(f"{sum(sizes) / 1e6:.0f} MB of weights in {len(flat)} buckets", flush=True)
         common = {"dtype": args.dtype, "keep": False, "verify": False}
         broadcasts = {"backend": "gloo", "bucket_mb": args.bucket_mb}
@@ -234,12 +236,27 @@ class Sides:
         bare, cached = (BareReceiver(sizes, args.rounds + 1, total) for total in (sum(sizes), max(sizes)))
         sink, kept = torch.zeros(sum(sizes), dtype=torch.uint8), new_shared(max(sizes))
         member = Member("engine", engine, FleetConfig())
-        return cls(member, (weights, changed), flat, publishers, bare, cached, sink, kept)
+        return cls(member, (weights, changed), flat, model, publishers, bare, cached, sink, kept)
 
 
-async def one_round(
-    sides: Sides, number: int, where: Path, model: Any, versions: Iterator[int]
-) -> tuple[dict[str, float], str]:
+def read_model(folder: Path, dtype: torch.dtype) -> tuple[Any, list[Named], torch.Tensor]:
+    """Return transformers' model, its tensors in its order, and their bytes; all three lie in the same memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
+    stored = dict(read_snapshot(folder))
+    names = [name for name in model.state_dict() if name in stored]
+    sizes = [stored[name].numel() * dtype.itemsize for name in names]
+    whole, weights = torch.empty(sum(sizes), dtype=torch.uint8), list[Named]()
+    for name, place in zip(names, whole.split(sizes), strict=True):
+        weights.append((name, place.view(dtype).view(stored[name].shape).copy_(stored.pop(name))))
+    model.load_state_dict(dict(weights), assign=True, strict=False)
+    model.tie_weights()
+    return model, weights, whole
+
+
+async def one_round(sides: Sides, number: int, where: Path, versions: Iterator[int]) -> tuple[dict[str, float], str]:
     """Measure everything once, and compare what the transports left in the engine.
 
     Returns:
@@ -262,7 +279,7 @@ async def one_round(
         left[name] = await sides.member.receiver.checksum()
 
     async def reload() -> None:
-        took["save"], took["reload"] = await plain_reload(engine, model, saved)
+        took["save"], took["reload"] = await plain_reload(engine, sides.model, saved)
 
     payload = [memoryview(piece.numpy()) for piece in sides.flat]  # type: ignore[arg-type]  # arrays are buffers
     took["plain disk"] = await asyncio.to_thread(plain_disk, payload, where)
@@ -314,16 +331,13 @@ async def measure(folder: Path, engine: Any, args: argparse.Namespace) -> dict[s
     Raises:
         SystemExit: transports left different weights, or weights that did not change.
     """
-    from transformers import AutoModelForCausalLM
-
     sides = Sides.make(folder, engine, args)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype))
     ratios: dict[str, list[float]] = {}
     versions, before = itertools.count(engine.version() + 1), ""
     try:
         with tempfile.TemporaryDirectory() as scratch:
             for number in reversed(range(args.rounds + 1)):  # the first round warms up and is not counted
-                took, left = await one_round(sides, number, Path(scratch), model, versions)
+                took, left = await one_round(sides, number, Path(scratch), versions)
                 if left == before:
                     raise SystemExit(f"round {number}: the engine has the weights of the round before")
                 print("  " + ", ".join(f"{name} {value:.3f} s" for name, value in took.items()), flush=True)

@@ -231,12 +231,20 @@ def test_all_receivers_together_hold_half_of_the_memory_that_the_fullest_machine
     assert group.free_memory(store, "group", 4) == 1000
 
 
-def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is used again, and the end of the group ends the wait for weights."""
+@pytest.fixture(scope="module")
+def module() -> Any:
+    """SGLang's extension, which needs no SGLang to be imported."""
     path = Path(agentrl.__file__).parent / "rollout/engines/servers/sglang_extension/agentrl_sglang_weights.py"
     spec: Any = importlib.util.spec_from_file_location("agentrl_sglang_weights", path)
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is used again, and the end of the group ends the wait for weights."""
     assert module.AHEAD == group.AHEAD
     assert module.free_memory() > 1 << 20
     sent = {f"bucket/{i}": torch.arange(size, dtype=torch.uint8) + i for i, size in enumerate([24, 8, 24, 8, 16])}
@@ -263,7 +271,7 @@ def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(m
         (one, two, three) = arrivals.take("abc", ["float32", "uint8", torch.int64], [[2, 2], [8], [1]])
         flat = torch.cat([tensor.view(-1).view(torch.uint8) for _, tensor in (one, two, three)])
         assert torch.equal(flat, torch.cat([sent[f"bucket/{first}"], sent[f"bucket/{first + 1}"]]))
-        arrivals.free_memory()
+        del one, two, three
         loaded.release(2)
     assert len(memory) == 2
     with pytest.raises(RuntimeError, match="8 bytes arrived behind d"):
@@ -271,3 +279,103 @@ def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(m
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the weights' group ended: the trainer has left"):
             arrivals.take("e", ["uint8"], [[8]])
+
+
+class Loader(torch.nn.Module):
+    """A model as servers have them, with two matrices in one parameter.
+
+    Args:
+        habit: what its loader, or whoever keeps a view of a parameter, does beside copying.
+    """
+
+    def __init__(self, habit: str) -> None:
+        super().__init__()
+        self.both = torch.nn.Parameter(torch.zeros(48, 16), requires_grad=False)
+        self.one = torch.nn.Parameter(torch.zeros(40 if habit == "pad" else 32, 16), requires_grad=False)
+        self.habit, self.loads = habit, 0
+        self.seen = self.one.t() if habit == "view" else None
+
+    def load_weights(self, named: list[tuple[str, torch.Tensor]]) -> None:
+        self.loads += 1
+        for name, tensor in named:
+            place = self.one if name == "one" else self.both.data.narrow(0, 16 * (name == "second"), tensor.shape[0])
+            place[: len(tensor)].data.copy_(tensor * 2 if self.habit == "double" else tensor)
+            place[len(tensor) :].data.fill_(0)
+        if self.habit == "sum":
+            self.total = self.both.sum()
+
+
+def make_updater(module: Any, model: Loader) -> Any:
+    """Return SGLang's updater with the extension's changes, as far as they load."""
+
+    class Updater:
+        def get_model(self) -> Loader:
+            return model
+
+        def get_model_runner(self) -> Any:
+            return SimpleNamespace(is_draft_worker=False)
+
+        def load_weights_from_distributed(self, named: Any) -> tuple[bool, str]:
+            model.load_weights(named)
+            return True, "loaded"
+
+        def update_weights_from_tensor(self, named: Any, load_format: None) -> tuple[bool, str]:
+            model.load_weights(named)
+            return True, "loaded"
+
+        def end_weight_update(self, **given: Any) -> None:
+            if model.habit == "scale":
+                model.one.data.mul_(3)
+
+    module.place_again(Updater)
+    return Updater()
+
+
+def named_parts(number: int, order: str) -> tuple[torch.Tensor, list[tuple[str, torch.Tensor]]]:
+    """Return memory of one broadcast, and the weights of a version that lie in it in this order."""
+    rows = {"first": 16, "second": 32, "one": 32}
+    flat = torch.randn(80, 16, generator=torch.Generator().manual_seed(number))
+    pieces = flat.split([rows[name] for name in order.split()])
+    return flat, [*zip(order.split(), pieces, strict=True)]
+
+
+@pytest.mark.parametrize("way", ["load_weights_from_distributed", "update_weights_from_tensor"])
+@pytest.mark.parametrize(
+    ("habit", "order", "loads", "adopted"),
+    [
+        ("", "first second one", 1, {"both", "one"}),
+        ("", "one second first", 1, {"one"}),
+        ("view", "first second one", 1, {"both"}),
+        ("pad", "first second one", 1, {"both"}),
+        ("double", "first second one", 4, set()),
+        ("sum", "first second one", 4, set()),
+        ("scale", "first second one", 4, set()),
+    ],
+)
+def test_a_server_that_only_copies_weights_lets_its_parameters_lie_where_the_next_arrive(
+    module: Any, way: str, habit: str, order: str, loads: int, adopted: set[str]
+) -> None:
+    """One whose loader makes something of them, or that does so afterwards, loads them by it each time."""
+    model = Loader(habit)
+    updater = make_updater(module, model)
+    for number in range(4):
+        flat, named = named_parts(number, order)
+        given = {name: tensor.clone() for name, tensor in named}
+        assert getattr(updater, way)(named)[0]
+        updater.end_weight_update()
+        both = torch.cat([given["first"], given["second"]]) * (2 if habit == "double" else 1)
+        assert torch.equal(model.both, both)
+        assert torch.equal(model.one[:32], given["one"] * {"double": 2, "scale": 3}.get(habit, 1))
+        assert not model.one[32:].any()
+        assert model.seen is None or torch.equal(model.seen.t(), given["one"])
+        assert habit != "sum" or torch.equal(model.total, both.sum())
+        users = module.count_users(flat) - 1
+        del named
+        lies = {
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+        }
+        assert lies == (adopted if number and "distributed" in way else set())
+        assert users >= len(lies) == module.count_users(flat) - 1, "memory is free once nothing lies in it"
+    assert model.loads == loads

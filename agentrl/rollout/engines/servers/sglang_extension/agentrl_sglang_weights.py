@@ -5,6 +5,9 @@ whose name says so, each of the server's ranks has a thread here that receives w
 takes what has arrived, or waits for it. The thread alone uses the group, so broadcasts keep their order.
 
 Shared memory that weights came in stays mapped until the next publication: its pages would be new to each.
+
+A load that did nothing but copy whole tensors to their places is not run again for the same names: `Placement` knows
+the places. What a broadcast brought is not copied then either, its memory becomes the parameters'.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ import itertools
 import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed
+from torch.utils._python_dispatch import TorchDispatchMode
 
 dist: Any = torch.distributed
 
@@ -28,14 +32,23 @@ AHEAD = "-ahead"
 """The end of such a group's name (`agentrl.rollout.weights.group`)."""
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 """The module of the class that receives and loads weights in each rank."""
+ALIGNED = 64
+"""Bytes of which an address is a multiple where a parameter may lie: a line of the processor's cache."""
+CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+"""What a loader may do beside copying: rows that no tensor has keep what they were filled with."""
 FOREVER = datetime.timedelta(days=1000)
 """The wait for an announcement, which the end of the trainer's store ends."""
+
+
+def count_users(tensor: torch.Tensor) -> int:
+    """Return how many tensors lie in the memory of one, itself included."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1
 
 
 class Arrivals:
     """Broadcasts of a group that were not loaded yet, in order.
 
-    Memory that was loaded from is received into again: new pages cost more than what is copied into them.
+    Memory that nothing uses any more is received into again: new pages cost more than what is copied into them.
 
     Args:
         store: a connection of its own to the group's store.
@@ -44,10 +57,8 @@ class Arrivals:
 
     def __init__(self, store: Any, group: Any) -> None:
         self._store, self._group = store, group
-        self._arrived: queue.SimpleQueue[tuple[torch.Tensor, int] | Exception] = queue.SimpleQueue()
-        self._free: list[torch.Tensor] = []
-        self._lent: list[torch.Tensor] = []
-        self._lock = threading.Lock()
+        self._arrived: queue.SimpleQueue[torch.Tensor | Exception] = queue.SimpleQueue()
+        self._memory: list[torch.Tensor] = []
         self._thread = threading.Thread(target=self._receive, name="agentrl-weights", daemon=True)
         self._thread.start()
 
@@ -58,26 +69,23 @@ class Arrivals:
                 size = int(self._store.get(f"bucket/{number}"))
                 if size < 0:
                     raise RuntimeError("the trainer has left it")
-                memory = self._find_memory(size)
-                dist.broadcast(memory[:size], src=0, group=self._group)
-                self._arrived.put((memory, size))
+                flat = self._find_memory(size)[:size]
+                dist.broadcast(flat, src=0, group=self._group)
+                self._arrived.put(flat)
+                del flat
         except Exception as error:  # the trainer has left the group, or died: whoever waits for weights is told
             self._arrived.put(error)
 
     def _find_memory(self, size: int) -> torch.Tensor:
-        """Return the smallest free piece that is large enough; a new one takes the place of the largest."""
-        with self._lock:
-            free = sorted(self._free, key=len)
-            found = next((memory for memory in free if len(memory) >= size), None)
-            taken = found if found is not None else free[-1] if free else None
-            self._free = [memory for memory in free if memory is not taken]
-        return torch.empty(size, dtype=torch.uint8, device="cpu") if found is None else found
-
-    def free_memory(self) -> None:
-        """Receive into what was taken: it is loaded."""
-        with self._lock:
-            self._free += self._lent
-            self._lent = []
+        """Return the smallest unused piece that is large enough; a new one takes the place of the largest."""
+        unused = sorted((memory for memory in self._memory if count_users(memory) == 1), key=len)
+        for memory in unused:
+            if len(memory) >= size:
+                return memory
+        self._memory = [memory for memory in self._memory if not unused or memory is not unused[-1]]
+        del unused
+        self._memory.append(torch.empty(size, dtype=torch.uint8, device="cpu"))
+        return self._memory[-1]
 
     def wait_until_ended(self) -> None:
         """Wait for the thread, which ends when the trainer says that it leaves; one whose trainer died ends later."""
@@ -86,12 +94,11 @@ class Arrivals:
     def take(
         self, names: Sequence[str], dtypes: Sequence[Any], shapes: Sequence[Sequence[int]]
     ) -> list[tuple[str, torch.Tensor]]:
-        """Return tensors that lie in the next broadcasts, until `free_memory`.
+        """Return tensors that lie in the next broadcasts.
 
         Raises:
             RuntimeError: the group broke, or other sizes arrived.
         """
-        self.free_memory()
         found, at = [], 0
         flat = torch.empty(0, dtype=torch.uint8, device="cpu")
         for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
@@ -112,9 +119,115 @@ class Arrivals:
         if isinstance(arrived, Exception):
             self._arrived.put(arrived)
             raise RuntimeError(f"the weights' group ended: {arrived}")
-        memory, size = arrived
-        self._lent.append(memory)
-        return memory[:size]
+        return arrived
+
+
+class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records, while a model loads tensors, which of them are copied whole, and to which addresses.
+
+    Attributes:
+        made: address and the tensor's number; None once anything else was done with any tensor.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._numbers = {(tensor.data_ptr(), tensor.nbytes): number for number, tensor in enumerate(tensors)}
+        self.made: list[tuple[int, int]] | None = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and self.made is not None:
+            there, given = args[:2]
+            number = self._numbers.get((given.data_ptr(), given.nbytes))
+            alike = (there.dtype, there.shape, there.device) == (given.dtype, given.shape, given.device)
+            plain = alike and there.is_contiguous() and given.is_contiguous()
+            if plain and number is not None:
+                self.made.append((there.data_ptr(), number))
+            else:
+                self.made = None
+        elif not func.is_view and func not in CONSTANTS:
+            self.made = None
+        return func(*args, **(kwargs or {}))
+
+
+class Placement:
+    """The tensors that a model's parameters consist of, by their places in a list that is always the same.
+
+    Args:
+        model: it has just loaded them.
+        tensors: the list.
+        copies: how it did.
+
+    Attributes:
+        parts: each parameter's tensors from its beginning on; None where something else than copying was done.
+    """
+
+    def __init__(self, model: Any, tensors: Sequence[torch.Tensor], copies: Copies) -> None:
+        self.parts: dict[str, list[int]] | None = {}
+        self._shared = set[str]()  # parameters in whose memory something else lies
+        made = dict(copies.made or ())
+        for name, parameter in model.named_parameters():
+            at, numbers, end = parameter.data_ptr(), list[int](), parameter.data_ptr() + parameter.nbytes
+            while at < end and at in made and tensors[made[at]].nbytes:
+                numbers.append(made.pop(at))
+                at += tensors[numbers[-1]].nbytes
+            if numbers:
+                self.parts[name] = numbers
+            if at > end or not parameter.is_contiguous():
+                copies.made = None
+            if count_users(parameter) > 1:
+                self._shared.add(name)
+        if made or not copies.made:
+            self.parts = None
+
+    def holds(self, model: Any, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether the model's parameters are these tensors now, so that nothing was made of them afterwards."""
+        if self.parts is None:
+            return False
+        parameters = dict(model.named_parameters())
+        return all(
+            torch.equal(place.view(torch.uint8), tensor.view(-1).view(torch.uint8))
+            for name, numbers in self.parts.items()
+            for place, tensor in split(parameters[name], [tensors[number] for number in numbers])
+        )
+
+    def load(self, model: Any, tensors: Sequence[torch.Tensor], *, adopt: bool) -> None:
+        """Bring other values of the same tensors to the parameters.
+
+        Args:
+            model: that of which this is known.
+            tensors: the values.
+            adopt: let parameters lie where tensors do, where nothing else looks at a parameter's memory, and those of
+                one follow each other.
+        """
+        parameters = dict(model.named_parameters())
+        for name, numbers in (self.parts or {}).items():
+            parameter, parts = parameters[name], [tensors[number] for number in numbers]
+            if adopt and name not in self._shared and (whole := find_whole(parts, parameter)) is not None:
+                parameter.data = whole
+            else:
+                for place, part in split(parameter, parts):
+                    place.copy_(part.view(-1))
+
+
+def split(parameter: torch.Tensor, parts: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the place of each part in a parameter, flat, and the part."""
+    at = 0
+    for part in parts:
+        yield parameter.data.view(-1)[at : at + part.numel()], part
+        at += part.numel()
+
+
+def find_whole(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor | None:
+    """Return parts of one memory as one tensor like another; None where they do not follow each other, or are fewer."""
+    first, at = parts[0], parts[0].data_ptr()
+    storage = first.untyped_storage().data_ptr()
+    for part in parts:
+        if part.data_ptr() != at or part.untyped_storage().data_ptr() != storage:
+            return None
+        at += part.nbytes
+    if first.data_ptr() % ALIGNED or at - first.data_ptr() != like.nbytes:
+        return None
+    return first.as_strided(like.shape, like.stride(), first.storage_offset())
 
 
 class ChangeLater(importlib.abc.MetaPathFinder):
@@ -130,6 +243,7 @@ class ChangeLater(importlib.abc.MetaPathFinder):
         def executed(module: Any) -> None:
             execute(module)
             receive_ahead(module.WeightUpdater)
+            place_again(module.WeightUpdater)
             keep_mapped(module.WeightUpdater)
 
         spec.loader.exec_module = executed
@@ -139,7 +253,7 @@ class ChangeLater(importlib.abc.MetaPathFinder):
 def receive_ahead(updater: Any) -> None:
     """Have the server's ranks receive in a thread, in groups whose name says so."""
     join, leave = updater.init_weights_update_group, updater.destroy_weights_update_group
-    receive, end = updater.receive_weights_from_distributed, updater.end_weight_update
+    receive = updater.receive_weights_from_distributed
     arrivals: dict[str, Arrivals] = {}
 
     def joined(self: Any, host: str, port: int, rank: int, world: int, group_name: str, backend: str = "nccl") -> Any:
@@ -161,13 +275,7 @@ def receive_ahead(updater: Any) -> None:
             return receive(self, names=names, dtypes=dtypes, shapes=shapes, group_name=group_name, **more)
         return arrivals[group_name].take(names, dtypes, shapes)
 
-    def ended(self: Any, **given: Any) -> Any:
-        for each in arrivals.values():
-            each.free_memory()
-        return end(self, **given)
-
     updater.init_weights_update_group = joined
-    updater.end_weight_update = ended
     updater.destroy_weights_update_group = left
     updater.receive_weights_from_distributed = received
 
@@ -202,4 +310,49 @@ def keep_mapped(updater: Any) -> None:
         return end(self, **given)
 
     updater.update_weights_from_tensor = loaded
+    updater.end_weight_update = ended
+
+
+def place_again(updater: Any) -> None:
+    """Have the server's ranks load by `Placement` where they loaded the same names before."""
+    broadcast, handed = updater.load_weights_from_distributed, updater.update_weights_from_tensor
+    end = updater.end_weight_update
+    known: dict[Any, Placement] = {}
+    new: list[tuple[Any, Any, Placement, list[torch.Tensor]]] = []
+
+    def load(self: Any, named: Any, usual: Callable[[], Any], *, adopt: bool) -> Any:
+        model, tensors = self.get_model(), [tensor for _, tensor in named]
+        if not all(isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" for tensor in tensors):
+            return usual()
+        key = (id(model), *((name, tensor.dtype, tensor.shape) for name, tensor in named))
+        if (placement := known.get(key)) is not None and placement.parts is not None:
+            placement.load(model, tensors, adopt=adopt)
+            return True, "Succeeded to place the weights."
+        if placement is not None:
+            return usual()
+        with Copies(tensors) as copies:
+            answer = usual()
+        if answer[0]:
+            new.append((key, model, Placement(model, tensors, copies), tensors))
+        return answer
+
+    def from_broadcast(self: Any, named: Any) -> Any:
+        return load(self, named, lambda: broadcast(self, named), adopt=not self.get_model_runner().is_draft_worker)
+
+    def from_hand(self: Any, named_tensors: Any, load_format: str | None = None) -> Any:
+        if load_format is not None or not isinstance(named_tensors, list):
+            return handed(self, named_tensors, load_format)
+        return load(self, named_tensors, lambda: handed(self, named_tensors, load_format), adopt=False)
+
+    def ended(self: Any, **given: Any) -> Any:
+        answer = end(self, **given)
+        for key, model, placement, tensors in new:
+            if not placement.holds(model, tensors):
+                placement.parts = None
+            known[key] = placement
+        new.clear()
+        return answer
+
+    updater.load_weights_from_distributed = from_broadcast
+    updater.update_weights_from_tensor = from_hand
     updater.end_weight_update = ended
