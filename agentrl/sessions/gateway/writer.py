@@ -1,7 +1,8 @@
-"""Writing to the store: on one thread, in order. Turns that end within a few milliseconds are written in one commit.
+"""Writing to the store: on one thread, in order. A turn is written at once, or some milliseconds after the last commit.
 
-A commit costs more than its content: two thread switches, the store's locks, and full pages of its log. A process
-that is killed loses the turns of its last `COLLECT_SECONDS` and the record that it was writing.
+A commit costs more than its content: two thread switches, the store's locks, and full pages of its log. So turns that
+end soon after one are written together. A process that is killed loses the turns of its last `COMMIT_SECONDS` and the
+record that it was writing.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from agentrl.sessions.store.writing import SessionGrowth
 from agentrl.types import Node, Session
 
 T = TypeVar("T")
-COLLECT_SECONDS = 0.005
-"""Seconds that an addition waits for others: less than a restart of the process, more than a turn's own work."""
+COMMIT_SECONDS = 0.005
+"""Seconds between two commits: less than a restart of the process, more than a turn's own work."""
 MOST_UNWRITTEN = 512
 """Additions that may be unwritten before turns wait for the store."""
 
@@ -40,7 +41,7 @@ class StoreWriter:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-store")
         self._waiting: list[_Waiting] = []
-        self._unwritten = 0
+        self._unwritten, self._next_commit = 0, 0.0
         self._keeps_up = asyncio.Event()
         self._keeps_up.set()
         self._closed = False
@@ -76,7 +77,7 @@ class StoreWriter:
         addition = SessionGrowth.of(session, nodes, state)
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_later(COLLECT_SECONDS, self._write_waiting)
+            loop.call_at(self._next_commit, self._write_waiting)
         waiting = _Waiting(addition, loop.create_future())
         self._waiting.append(waiting)
         self._count(1)
@@ -94,6 +95,8 @@ class StoreWriter:
         if not self._waiting:
             return
         additions, self._waiting = self._waiting, []
+        loop = asyncio.get_running_loop()
+        self._next_commit = loop.time() + COMMIT_SECONDS
 
         def written(writing: asyncio.Future[list[Exception | None]]) -> None:
             self._count(-len(additions))
@@ -105,7 +108,7 @@ class StoreWriter:
                 else:
                     addition.written.set_exception(error)
 
-        asyncio.get_running_loop().run_in_executor(self._thread, self._write, additions).add_done_callback(written)
+        loop.run_in_executor(self._thread, self._write, additions).add_done_callback(written)
 
     def _write(self, additions: Sequence[_Waiting]) -> list[Exception | None]:
         if len(additions) > 1:

@@ -31,6 +31,11 @@ class TokenWriter:
         else:
             self.token(index)
 
+    def alternate(self, *parts: str) -> None:
+        """Delimiters and plain texts in turn, a delimiter first."""
+        for place, part in enumerate(parts):
+            (self.text if place % 2 else self.mark)(part)
+
     def content(self, message: Message, format_name: str) -> None:
         """A message's text and images, in order.
 

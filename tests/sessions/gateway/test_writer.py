@@ -35,6 +35,24 @@ async def test_turns_that_wait_to_be_written_are_written_as_the_writer_closes() 
             await writer.append(session, [])
 
 
+async def test_a_turn_is_written_at_once_and_those_that_end_soon_after_wait_to_be_written_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each turn waited 5 ms for others, though where none came nothing was written meanwhile."""
+    monkeypatch.setattr(writing, "COMMIT_SECONDS", 3600.0)
+    session = Session("a", Task(id="t"))
+    with Store(":memory:") as store:
+        store.save(session)
+        writer = StoreWriter(store)
+        await writer.append(session, [environment_node(session, None, [1, 2])])
+        later = [asyncio.ensure_future(writer.append(session, [environment_node(session, 0, [n])])) for n in (3, 4)]
+        await asyncio.sleep(0.02)
+        assert len(store.load("a").nodes) == 1
+        writer.close()
+        await asyncio.gather(*later)
+        assert len(store.load("a").nodes) == 3
+
+
 class HeldStore(Store):
     """A store whose additions wait."""
 

@@ -83,6 +83,14 @@ class Http:
         _check(answer.status, found, where)
         return _json(found, where) if found[:1] in (b"{", b"[") else None
 
+    async def healthy(self, timeout: float = PROBE_SECONDS) -> bool:
+        """Return whether the server says that it lives: vLLM without, SGLang after a token, unless it is paused."""
+        try:
+            await self.get("/health", timeout)
+        except (EngineError, InvalidInput):
+            return False
+        return True
+
     async def events(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[list[Any], None]:

@@ -13,13 +13,25 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError, MissingExtra
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
+from agentrl.types import Sampling
 
 Platform = Literal["cpu", "cuda", "rocm"]
+OWNED = {
+    "enable_lora": "engine.adapter_rank",
+    "max_lora_rank": "engine.adapter_rank",
+    "model": "model",
+    "host": "agentrl itself",
+    "port": "agentrl itself (engine.url attaches to a server of yours)",
+    "dtype": "engine.dtype",
+    "trust_remote_code": "model.trust_remote_code",
+    "api_key": "engine.api_key",
+}
+"""Options of all servers that belong to a setting of ours, and which."""
 _QUESTION = """
 import importlib.metadata as metadata, sys
 for name in sys.argv[1:]:
@@ -51,6 +63,28 @@ def command_line(options: Mapping[str, OptionValue]) -> list[str]:
 def option(config: ServerConfig, name: str, default: OptionValue = None) -> OptionValue:
     """Return what the user set an option to, spelled either way; else the default."""
     return config.server.get(name, config.server.get(name.replace("_", "-"), default))
+
+
+def shared_params(sampling: Sampling, interval: int) -> dict[str, Any]:
+    """The part of a request's sampling that SGLang and vLLM have the same words for; tokens are sent by `interval`."""
+    found: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "skip_special_tokens": False,
+        "stream_interval": interval,
+    }
+    if sampling.top_k is not None:
+        found["top_k"] = sampling.top_k
+    if sampling.repetition_penalty != 1:
+        found["repetition_penalty"] = sampling.repetition_penalty
+    if sampling.logit_bias:
+        found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return found
 
 
 def merge(

@@ -54,6 +54,8 @@ from agentrl.types import FinishReason, PauseMode, Sampling, Turn, VersionSpan
 
 _EXTENSION = Path(__file__).with_name("sglang_extension")
 _SCORE_BATCH = 256  # places of a path that are scored in one call
+TOKEN_SECONDS = 30.0
+"""Seconds for the token that a server generates to say that it is healthy."""
 
 
 class SGLangEngine(ServerEngine):
@@ -106,7 +108,7 @@ class SGLangEngine(ServerEngine):
         return self.facts.context - KEPT
 
     async def _probe(self) -> bool:
-        return await self._alive() and await self.client.healthy()
+        return await self._alive() and await self.client.healthy(TOKEN_SECONDS)
 
     async def _release(self) -> str:
         return str((await self.client.server_info()).get("version"))

@@ -43,9 +43,9 @@ class SGLangClient(Http):
         """Return the last answer of `/generate`, for one request or a batch of them."""
         return await self.post("/generate", body, timeout=None)
 
-    async def abort(self, rid: str = "", *, everything: bool = False) -> None:
-        """End a request (the server matches ids by their beginning), or all of them."""
-        await self.post("/abort_request", {"rid": rid, "abort_all": everything})
+    async def abort(self, rid: str) -> None:
+        """End a request; the server matches ids by their beginning."""
+        await self.post("/abort_request", {"rid": rid, "abort_all": False})
 
     # ------------------------------------------------------------------------------------ how it is doing
 
@@ -56,14 +56,6 @@ class SGLangClient(Http):
     async def server_info(self, timeout: float = CONTROL_SECONDS) -> dict[str, Any]:
         """Its version, limits and settings; waits for the scheduler."""
         return _mapping(await self.get("/server_info", timeout), "/server_info")
-
-    async def healthy(self, timeout: float = 30.0) -> bool:
-        """Return whether the server generates a token; not for a paused server (it would call itself unhealthy)."""
-        try:
-            await self.get("/health", timeout)
-        except (EngineError, InvalidInput):
-            return False
-        return True
 
     # ------------------------------------------------------------------------------------------- pausing
 

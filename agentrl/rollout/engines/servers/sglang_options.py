@@ -7,9 +7,10 @@ from typing import Any
 
 from agentrl.common import custom_code
 from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.engines.servers import options
 from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
 from agentrl.rollout.engines.servers.images import ServedVision
-from agentrl.rollout.engines.servers.options import Platform, option
+from agentrl.rollout.engines.servers.options import Platform, option, shared_params
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import Sampling
 
@@ -22,19 +23,11 @@ GRAMMARS = "llguidance"
 PATCH_VALUES = 1176
 """The numbers of a Qwen2.5-VL's patch by which SGLang knows pixels."""
 _KV_BYTES = 2 << 30  # of a CPU's memory, at most; an eighth of it where that is less
-OWNED = {
-    "enable_lora": "engine.adapter_rank",
-    "max_lora_rank": "engine.adapter_rank",
+OWNED = options.OWNED | {
     "model_path": "model",
-    "model": "model",
-    "host": "agentrl itself",
-    "port": "agentrl itself (engine.url attaches to a server of yours)",
     "device": "engine.device",
-    "dtype": "engine.dtype",
-    "trust_remote_code": "model.trust_remote_code",
     "context_length": "engine.max_context",
     "weight_version": "agentrl itself",
-    "api_key": "engine.api_key",
     "incremental_streaming_output": "agentrl itself",
     "enable_deterministic_inference": "engine.deterministic",
     "skip_tokenizer_init": "agentrl itself",
@@ -72,30 +65,10 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
 
     Stop tokens are ignored altogether where none were given, since its own end token would stop it otherwise.
     """
-    found: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "max_new_tokens": limit,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": not sampling.stop_token_ids and not sampling.grammar,
-        "no_stop_trim": True,
-        "skip_special_tokens": False,
-        "stream_interval": interval,
-    }
-    if sampling.top_k is not None:
-        found["top_k"] = sampling.top_k
-    if sampling.repetition_penalty != 1:
-        found["repetition_penalty"] = sampling.repetition_penalty
-    if sampling.stop:
-        found["stop"] = list(sampling.stop)
-    if sampling.stop_token_ids:
-        found["stop_token_ids"] = list(sampling.stop_token_ids)
+    ignores = not sampling.stop_token_ids and not sampling.grammar
+    found = shared_params(sampling, interval) | {"max_new_tokens": limit, "ignore_eos": ignores, "no_stop_trim": True}
     if sampling.seed is not None:
         found["sampling_seed"] = sampling.seed & (2**63 - 1)
-    if sampling.logit_bias:
-        found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.json_schema is not None:
         found["json_schema"] = sampling.json_schema
     elif sampling.regex is not None:

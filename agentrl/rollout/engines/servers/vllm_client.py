@@ -42,14 +42,6 @@ class VLLMClient(Http):
 
     # ------------------------------------------------------------------------------------ how it is doing
 
-    async def healthy(self, timeout: float = PROBE_SECONDS) -> bool:
-        """Return whether the engine lives; waits on no generation."""
-        try:
-            await self.get("/health", timeout)
-        except (EngineError, InvalidInput):
-            return False
-        return True
-
     async def release(self) -> str:
         """Return the version of vLLM."""
         return str((await self.get("/version", PROBE_SECONDS)).get("version"))
@@ -65,9 +57,9 @@ class VLLMClient(Http):
 
     # ------------------------------------------------------------------------------------------- pausing
 
-    async def pause(self, mode: Literal["abort", "wait", "keep"], *, clear_cache: bool = False) -> None:
+    async def pause(self, mode: Literal["abort", "wait", "keep"]) -> None:
         """Stop all generation: end requests, let them finish, or freeze them where they are."""
-        await self.do(f"/pause?mode={mode}&clear_cache={str(clear_cache).lower()}")
+        await self.do(f"/pause?mode={mode}&clear_cache=false")
 
     async def resume(self) -> None:
         await self.do("/resume")

@@ -7,9 +7,10 @@ from typing import Any
 from agentrl.common import custom_code
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.engines.servers import options
 from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
 from agentrl.rollout.engines.servers.images import ServedVision
-from agentrl.rollout.engines.servers.options import Platform, option
+from agentrl.rollout.engines.servers.options import Platform, option, shared_params
 from agentrl.rollout.engines.servers.server_settings import OptionValue, ServerConfig
 from agentrl.types import MOST_PROBABLE, Sampling
 
@@ -19,16 +20,8 @@ ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of its option for the largest rank."""
 HELD = 16
 """Adapters that it holds; the least recently used go for others."""
-OWNED = {
-    "enable_lora": "engine.adapter_rank",
-    "max_lora_rank": "engine.adapter_rank",
-    "model": "model",
-    "host": "agentrl itself",
-    "port": "agentrl itself (engine.url attaches to a server of yours)",
-    "dtype": "engine.dtype",
-    "trust_remote_code": "model.trust_remote_code",
+OWNED = options.OWNED | {
     "max_model_len": "engine.max_context",
-    "api_key": "engine.api_key",
     "logprobs_mode": "agentrl itself",
     "max_logprobs": "agentrl itself",
     "enable_scale_out": "agentrl itself",
@@ -77,30 +70,15 @@ def keeps_images(config: ServerConfig) -> bool:
 
 def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, Any]:
     """Our sampling in vLLM's words."""
-    found: dict[str, Any] = {
-        "temperature": sampling.temperature,
+    found = shared_params(sampling, interval) | {
         "max_tokens": limit,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
         "ignore_eos": not sampling.grammar,
         "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,  # the sampled token is one of them
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "stop": list(sampling.stop),
         "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
         "detokenize": bool(sampling.stop),
-        "stream_interval": interval,
     }
-    if sampling.top_k is not None:
-        found["top_k"] = sampling.top_k
-    if sampling.repetition_penalty != 1:
-        found["repetition_penalty"] = sampling.repetition_penalty
     if sampling.seed is not None:
         found["seed"] = sampling.seed & (2**63 - 1)
-    if sampling.logit_bias:
-        found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.json_schema is not None:
         found["structured_outputs"] = {"json": sampling.json_schema}
     elif sampling.regex is not None:

@@ -78,12 +78,9 @@ class ChatML(TurnRenderer):
         for tool in tools:
             writer.text("\n" + dumps(tool))
         writer.text(_TOOLS_TAIL[0])
-        writer.mark("<tool_call>")
-        writer.mark("</tool_call>")
-        writer.text(_TOOLS_TAIL[1])
-        writer.mark("<tool_call>")
-        writer.text(_TOOLS_TAIL[2])
-        writer.mark("</tool_call>")
+        writer.alternate(
+            "<tool_call>", "", "</tool_call>", _TOOLS_TAIL[1], "<tool_call>", _TOOLS_TAIL[2], "</tool_call>"
+        )
 
     def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         if message.role == "tool":
@@ -116,17 +113,12 @@ class ChatML(TurnRenderer):
     def _turn(self, writer: TokenWriter, message: Message) -> None:
         content = text_of(message, self.name)
         if message.reasoning_content:
-            writer.mark("<think>")
-            writer.text(f"\n{message.reasoning_content}\n")
-            writer.mark("</think>")
-            writer.text("\n\n")
+            writer.alternate("<think>", f"\n{message.reasoning_content}\n", "</think>", "\n\n")
         writer.text(content)
         for place, call in enumerate(message.tool_calls or ()):
             if place or content:
                 writer.text("\n")
-            writer.mark("<tool_call>")
-            writer.text(f"\n{hermes_body(call)}\n")
-            writer.mark("</tool_call>")
+            writer.alternate("<tool_call>", f"\n{hermes_body(call)}\n", "</tool_call>")
         writer.token(self._end)
 
     def _header(self, writer: TokenWriter, role: str) -> None:

@@ -87,9 +87,7 @@ class DeepSeekV31(TurnRenderer):
         elif self.thinking:
             raise RenderError(f"{self.name} has no place for a tool message")
         else:
-            writer.mark(_mark("tool output begin"))
-            writer.text(text)
-            writer.mark(_mark("tool output end"))
+            writer.alternate(_mark("tool output begin"), text, _mark("tool output end"))
 
     def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         self._separate(writer, before)

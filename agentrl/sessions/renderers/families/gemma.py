@@ -38,10 +38,7 @@ class Gemma4(TurnRenderer):
 
     def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         writer.mark("<bos>")
-        writer.mark("<|turn>")
-        writer.text("system\n")
-        writer.mark("<|think|>")
-        writer.text("\n")
+        writer.alternate("<|turn>", "system\n", "<|think|>", "\n")
         if first.role in ("system", "developer"):
             writer.text(text_of(first, self.name).strip())
         for tool in tools:
@@ -76,9 +73,7 @@ class Gemma4(TurnRenderer):
         if text and calls:
             raise RenderError(f"{self.name} has no place for content beside a tool call in an assistant message")
         if message.reasoning_content:
-            writer.mark("<|channel>")
-            writer.text(f"thought\n{message.reasoning_content}\n")
-            writer.mark("<channel|>")
+            writer.alternate("<|channel>", f"thought\n{message.reasoning_content}\n", "<channel|>")
         for call in calls:
             writer.mark("<|tool_call>")
             _put(writer, _write_call(call))

@@ -68,13 +68,8 @@ class Harmony(TurnRenderer):
         elif message.role == "user":
             self._plain(writer, "user", text)
         else:
-            writer.mark("<|start|>")
-            writer.text(f"functions.{tool_name(message, before, 'tool')} to=assistant")
-            writer.mark("<|channel|>")
-            writer.text("commentary")
-            writer.mark("<|message|>")
-            writer.text(text)
-            writer.mark("<|end|>")
+            said = f"functions.{tool_name(message, before, 'tool')} to=assistant"
+            writer.alternate("<|start|>", said, "<|channel|>", "commentary", "<|message|>", text, "<|end|>")
 
     def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         self._separate(writer, before)
@@ -95,30 +90,16 @@ class Harmony(TurnRenderer):
             self._channel(writer, "commentary", content)
         call: Any = calls[0]
         writer.text(f" to=functions.{call.function.name}" if call.function.name else "")
-        writer.mark("<|channel|>")
-        writer.text("commentary ")
-        writer.mark("<|constrain|>")
-        writer.text("json")
-        writer.mark("<|message|>")
-        writer.text(canonical(call.function.arguments))
-        writer.mark("<|call|>")
+        writer.alternate("<|channel|>", "commentary ", "<|constrain|>", "json")
+        writer.alternate("<|message|>", canonical(call.function.arguments), "<|call|>")
 
     def _plain(self, writer: TokenWriter, role: str, text: str) -> None:
-        writer.mark("<|start|>")
-        writer.text(role)
-        writer.mark("<|message|>")
-        writer.text(text)
-        writer.mark("<|end|>")
+        writer.alternate("<|start|>", role, "<|message|>", text, "<|end|>")
 
     def _message(self, writer: TokenWriter, channel: str, text: str) -> None:
-        writer.mark("<|channel|>")
-        writer.text(channel)
-        writer.mark("<|message|>")
-        writer.text(text)
+        writer.alternate("<|channel|>", channel, "<|message|>", text)
 
     def _channel(self, writer: TokenWriter, channel: str, text: str) -> None:
         """A message of the turn that another one follows."""
         self._message(writer, channel, text)
-        writer.mark("<|end|>")
-        writer.mark("<|start|>")
-        writer.text("assistant")
+        writer.alternate("<|end|>", "", "<|start|>", "assistant")

@@ -38,9 +38,8 @@ class Mistral(TurnRenderer):
     def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         writer.mark("<s>")
         if tools:
-            writer.mark("[AVAILABLE_TOOLS]")
-            writer.text("[" + ", ".join(_describe(tool.get("function", tool)) for tool in tools) + "]")
-            writer.mark("[/AVAILABLE_TOOLS]")
+            declared = ", ".join(_describe(tool.get("function", tool)) for tool in tools)
+            writer.alternate("[AVAILABLE_TOOLS]", f"[{declared}]", "[/AVAILABLE_TOOLS]")
 
     def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         text = text_of(message, self.name)
@@ -49,17 +48,15 @@ class Mistral(TurnRenderer):
             if before is not None:
                 raise RenderError(f"{self.name} has no place for a {message.role} message but the first")
         elif message.role == "user":
-            system = before is not None and before.role in ("system", "developer")
-            writer.mark("[INST]")
-            writer.text((f"{text_of(before.message, self.name)}\n\n" if before is not None and system else "") + text)
-            writer.mark("[/INST]")
+            if before is not None and before.role in ("system", "developer"):
+                text = f"{text_of(before.message, self.name)}\n\n{text}"
+            writer.alternate("[INST]", text, "[/INST]")
         else:
             self._result(writer, message, text)
 
     def _result(self, writer: TokenWriter, message: Message, text: str) -> None:
-        writer.mark("[TOOL_RESULTS]")
-        writer.text(f'{{"content": {text}, "call_id": "{call_id(message.tool_call_id or "")}"}}')
-        writer.mark("[/TOOL_RESULTS]")
+        result = f'{{"content": {text}, "call_id": "{call_id(message.tool_call_id or "")}"}}'
+        writer.alternate("[TOOL_RESULTS]", result, "[/TOOL_RESULTS]")
 
     def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         self._separate(writer, before)
@@ -100,26 +97,20 @@ class MistralV7(Mistral):
         if first.role in ("system", "developer"):
             self._system(writer, text_of(first, self.name))
         if tools:
-            writer.mark("[AVAILABLE_TOOLS]")
-            writer.text(dumps([dict(tool) for tool in tools]))
-            writer.mark("[/AVAILABLE_TOOLS]")
+            writer.alternate("[AVAILABLE_TOOLS]", dumps([dict(tool) for tool in tools]), "[/AVAILABLE_TOOLS]")
 
     def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         text = text_of(message, self.name)
         self._separate(writer, before)
         if message.role == "user":
-            writer.mark("[INST]")
-            writer.text(text)
-            writer.mark("[/INST]")
+            writer.alternate("[INST]", text, "[/INST]")
         elif message.role == "tool":
             self._result(writer, message, text)
         elif before is not None:  # else `_open` has written it
             self._system(writer, text)
 
     def _system(self, writer: TokenWriter, text: str) -> None:
-        writer.mark("[SYSTEM_PROMPT]")
-        writer.text(text)
-        writer.mark("[/SYSTEM_PROMPT]")
+        writer.alternate("[SYSTEM_PROMPT]", text, "[/SYSTEM_PROMPT]")
 
     def _result(self, writer: TokenWriter, message: Message, text: str) -> None:
         writer.mark("[TOOL_RESULTS]")
@@ -133,9 +124,7 @@ class MistralV7(Mistral):
         if message.reasoning_content:
             if not self._thinks:
                 raise RenderError(f"{self.name} without [THINK] has no place for reasoning in an assistant message")
-            writer.mark("[THINK]")
-            writer.text(message.reasoning_content)
-            writer.mark("[/THINK]")
+            writer.alternate("[THINK]", message.reasoning_content, "[/THINK]")
         writer.text(text_of(message, self.name))
         self._calls(writer, message.tool_calls or ())
         writer.token(self._end)

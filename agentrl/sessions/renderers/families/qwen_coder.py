@@ -46,22 +46,13 @@ class QwenCoder(ChatML):
         for tool in tools:
             writer.text(_describe(tool.get("function", tool)))
         writer.text(_TAIL[0])
-        writer.mark("<tool_call>")
-        writer.text(_TAIL[1])
-        writer.mark("</tool_call>")
-        writer.text(_TAIL[2])
-        writer.mark("<tool_call>")
-        writer.mark("</tool_call>")
-        writer.text(_TAIL[3])
+        writer.alternate("<tool_call>", _TAIL[1], "</tool_call>", _TAIL[2], "<tool_call>", "", "</tool_call>", _TAIL[3])
 
     def _tool_result(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         if before is None or before.role != "tool":
             self._separate(writer, before)
             self._header(writer, "user")
-        writer.mark("<tool_response>")
-        writer.text(f"\n{text_of(message, self.name)}\n")
-        writer.mark("</tool_response>")
-        writer.text("\n")
+        writer.alternate("<tool_response>", f"\n{text_of(message, self.name)}\n", "</tool_response>", "\n")
 
     def _turn(self, writer: TokenWriter, message: Message) -> None:
         if message.reasoning_content:
@@ -70,9 +61,7 @@ class QwenCoder(ChatML):
         writer.text(content.strip() if calls else content)
         for place, call in enumerate(calls):
             writer.text("\n" if place else "\n\n" if content.strip() else "")
-            writer.mark("<tool_call>")
-            writer.text(_call(call))
-            writer.mark("</tool_call>")
+            writer.alternate("<tool_call>", _call(call), "</tool_call>")
         writer.token(self._end)
 
 
