@@ -7,6 +7,7 @@ names of their classes, so that none of them is imported for it.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Iterator
 
@@ -37,6 +38,23 @@ TIMEOUTS = frozenset(
     | {("requests", "Timeout"), ("urllib3", "TimeoutError")}
 )
 """Libraries' classes of time-outs."""
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Return whether other people's code has failed with it: every exception, exit(), a panic of a Rust library.
+
+    False for what must pass: Ctrl-C, the end of a generator, and a cancellation of the task that awaits the code. One
+    that the code has made itself would be taken for that.
+    """
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return False
+    if not isinstance(error, asyncio.CancelledError):
+        return True
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop, hence nobody who has cancelled anything
+        return True
+    return task is None or not task.cancelling()
 
 
 def is_infrastructure(error: BaseException, *, own_deadlines: bool = False) -> bool:

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from agentrl.common.foreign_errors import is_foreign, words
 from agentrl.errors import AgentRLError, ConfigError, UnknownName, UntrustedCode, nearest
 
 _names_only: ContextVar[set[str] | None] = ContextVar("names_only", default=None)
@@ -82,13 +83,15 @@ def module_of(module: str, where: str, error: type[AgentRLError] = ConfigError) 
         return _file_module(Path(module), where) if module.endswith(".py") else importlib.import_module(module)
     except AgentRLError:
         raise
-    except (Exception, SystemExit) as raised:
+    except BaseException as raised:
+        if not is_foreign(raised):
+            raise
         missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
             raise UnknownName(f"{where}: there is no module {missing!r} (looked for in sys.path)") from None
         if missing and module.startswith("agentrl."):
             raise
-        raise error(f"{where}: importing it raised {type(raised).__name__}: {raised}") from raised
+        raise error(f"{where}: importing it raised {words(raised)}") from raised
 
 
 def _file_module(path: Path, where: str) -> ModuleType:

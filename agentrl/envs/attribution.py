@@ -15,7 +15,7 @@ from types import TracebackType
 
 from pydantic import ValidationError
 
-from agentrl.common.foreign_errors import is_infrastructure, text_of, words
+from agentrl.common.foreign_errors import is_foreign, is_infrastructure, text_of, words
 from agentrl.envs.base import Env
 from agentrl.errors import AgentRLError, EnvError, InfraError
 
@@ -45,7 +45,7 @@ class blamed(AbstractContextManager[None]):
     ) -> None:
         if self._watched is not None:
             self._watched.__exit__(kind, error, trace)
-        if not isinstance(error, Exception | SystemExit) or isinstance(error, AgentRLError):
+        if error is None or isinstance(error, AgentRLError) or not is_foreign(error):
             return
         where = f"{type(self._env.unwrapped).__name__}.{self._method}"
         if isinstance(error, ValidationError):

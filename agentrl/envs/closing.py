@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from typing import Any
 
+from agentrl.common.foreign_errors import words
 from agentrl.envs.state import resolve
 from agentrl.errors import DeadlineExceeded
 from agentrl.tools.threads import run_in_thread
@@ -36,7 +37,10 @@ async def close_in_time(what: Any) -> None:
 
 
 async def _close(what: Any) -> None:
-    if inspect.iscoroutinefunction(what.close):
-        await what.close()
-    else:
-        await resolve(await run_in_thread(what.close))
+    try:
+        if inspect.iscoroutinefunction(what.close):
+            await what.close()
+        else:
+            await resolve(await run_in_thread(what.close))
+    except SystemExit as error:  # would end the event loop from this task of its own
+        raise RuntimeError(words(error)) from error

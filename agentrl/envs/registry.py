@@ -281,6 +281,7 @@ def _signature(target: EnvFactory, label: str) -> Signature:
     documents = f"{inspect.getdoc(target) or ''}\n\n{inspect.getdoc(constructor) or ''}"
     described = {entry.arg_name: entry.description or "" for entry in docstring_parser.parse(documents).params}
     try:
-        return Signature.of(constructor, descriptions=described, allow_open=True)
+        instance = list(inspect.signature(constructor).parameters)[:1] if isinstance(target, type) else ()
+        return Signature.of(constructor, skip=instance, descriptions=described, allow_open=True)
     except InvalidInput as error:
         raise EnvError(f"environment {label!r}: {error}") from None

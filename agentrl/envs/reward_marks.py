@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from agentrl.common.plain import number, within
 from agentrl.errors import InvalidInput, InvalidReward
-from agentrl.tools.schema import show_value
+from agentrl.tools.schema import as_function, show_value
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__agentrl_reward__"
@@ -92,13 +92,14 @@ def reward(
     """
 
     def mark(target: F) -> F:
+        marked = as_function(target, "@reward")
         if not range[0] < range[1]:
-            raise InvalidInput(f"@reward on {target.__qualname__}: range must rise, not {range}")
+            raise InvalidInput(f"@reward on {marked.__qualname__}: range must rise, not {range}")
         try:
             weighs = number(weight)
         except ValueError as error:
-            raise InvalidInput(f"@reward on {target.__qualname__}: its weight is {weight!r}, {error}") from None
-        setattr(target, MARK, RewardMark(name or target.__name__, weighs, (float(range[0]), float(range[1]))))
+            raise InvalidInput(f"@reward on {marked.__qualname__}: its weight is {weight!r}, {error}") from None
+        setattr(marked, MARK, RewardMark(name or marked.__name__, weighs, (float(range[0]), float(range[1]))))
         return target
 
     return mark if function is None else mark(function)
@@ -112,8 +113,12 @@ def reward_marks(cls: type) -> dict[str, RewardMark]:
 
 
 def members(cls: type) -> dict[str, Any]:
-    """A class's members as written, inherited ones first; an override stands in its original's place."""
+    """A class's members as written, inherited ones first; an override stands in its original's place.
+
+    Of static and class methods they are the functions, which marks are set on.
+    """
     members: dict[str, Any] = {}
     for base in reversed(cls.__mro__[:-1]):
         members.update(vars(base))
-    return members
+    wrapped = {name: each.__func__ for name, each in members.items() if isinstance(each, staticmethod | classmethod)}
+    return members | wrapped

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from agentrl.common.foreign_errors import words
+from agentrl.common.foreign_errors import is_foreign, words
 from agentrl.common.plain import missing
 from agentrl.config import GroupRewardConfig, RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
@@ -207,7 +207,9 @@ async def _compute(named: NamedReward | NamedGroupReward, compute: Callable[[], 
         raise
     except (NameError, ImportError, SyntaxError, NotImplementedError, SystemExit) as error:
         raise ConfigError(f"{where}: {words(error)}") from error
-    except Exception as error:
+    except BaseException as error:
+        if not is_foreign(error):
+            raise
         if isinstance(error, TimeoutError) and limit.expired():
             raise DeadlineExceeded(f"{where} took longer than {seconds:g} s (rewards.{named.name}.timeout)") from None
         raise InfraError(f"{where} raised {words(error)}") from error

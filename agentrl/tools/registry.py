@@ -14,15 +14,15 @@ import inspect
 import json
 import logging
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
 from agentrl import faults, tracing
-from agentrl.common.foreign_errors import is_infrastructure, is_one_of, text_of, words
+from agentrl.common.foreign_errors import is_foreign, is_infrastructure, is_one_of, text_of, words
 from agentrl.common.plain import plain
 from agentrl.common.untrusted import safe_json
 from agentrl.config.secrets import scrub
@@ -50,6 +50,8 @@ UNKNOWN = "(unknown)"
 """The name in traces of what a model called and is no tool: it may be any text."""
 LEFT_OUT = re.compile(r"\n\[… (\d+) characters left out …\]\n")
 """The note at the cut."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>$")
+"""The end of the text of an object that has none of its own."""
 _PARTS = TypeAdapter(list[Part])
 _reported: set[tuple[str, type[BaseException]]] = set()
 
@@ -191,10 +193,10 @@ def _begin(tool: Tool, arguments: dict[str, Any]) -> Any:
     """The result of a tool without a sandbox, or an awaitable of one."""
     try:
         return tool.invoke(arguments, None)
-    except SystemExit as error:  # would end the event loop
-        raise RuntimeError(f"the tool called exit({error.code!r})") from None
-    except asyncio.CancelledError:  # would be taken for the session's
-        raise RuntimeError("the tool cancelled itself") from None
+    except BaseException as error:
+        if (instead := _stand_in(error)) is None:
+            raise
+        raise instead from error
 
 
 async def _await_bounded(name: str, result: Awaitable[Any], seconds: float) -> Any:
@@ -203,8 +205,10 @@ async def _await_bounded(name: str, result: Awaitable[Any], seconds: float) -> A
     async def work() -> Any:
         try:
             return await result
-        except SystemExit as error:  # would end the event loop
-            raise RuntimeError(f"the tool called exit({error.code!r})") from None
+        except BaseException as error:
+            if (instead := _stand_in(error)) is None:
+                raise
+            raise instead from error
 
     task = asyncio.ensure_future(work())
     try:
@@ -218,6 +222,15 @@ async def _await_bounded(name: str, result: Awaitable[Any], seconds: float) -> A
     if task.cancelled():
         raise RuntimeError("the tool cancelled itself")
     return task.result()
+
+
+def _stand_in(error: BaseException) -> RuntimeError | None:
+    """The error for what would end the event loop, or be taken for the session's cancellation; None for all else."""
+    if isinstance(error, Exception) or not is_foreign(error):
+        return None
+    if isinstance(error, asyncio.CancelledError):
+        return RuntimeError("the tool cancelled itself")
+    return RuntimeError(f"the tool called exit({error.code!r})" if isinstance(error, SystemExit) else words(error))
 
 
 def _swallow(task: asyncio.Future[Any]) -> None:
@@ -268,10 +281,18 @@ def _content(result: Any) -> str | list[Part]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON lacks: numbers and arrays of other libraries as such, sets in order, anything else as text."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return plain(value) if hasattr(value, "tolist") or isinstance(value, set | frozenset) else str(value)
+    """What stands for a value that JSON lacks (`common.plain`), else its text; ValueError where that says nothing."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, deque | KeysView | ValuesView | ItemsView):
+        return list(value)
+    if (found := plain(value)) is not value:
+        return found
+    text = str(value)
+    if _ADDRESS.search(text):
+        kind = type(value).__name__
+        raise ValueError(f"the tool gave a {kind}, which has no text: return text, numbers, lists or mappings")
+    return text
 
 
 def _clean(text: str) -> str:

@@ -7,6 +7,7 @@ a parameter may then be called anything at all (`json`, `_x`, `model_name`), whi
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -73,7 +74,7 @@ class Signature:
         """Read a callable's parameters.
 
         Args:
-            function: the callable; a leading `self` is left out.
+            function: the callable; a leading `self`, and what a `functools.partial` gives by name, is left out.
             skip: names that the caller does not supply.
             descriptions: one per name, out of the docstring.
             allow_open: whether `**kwargs` is allowed.
@@ -83,10 +84,11 @@ class Signature:
         """
         where = getattr(function, "__qualname__", repr(function))
         try:
-            hints = typing.get_type_hints(function, include_extras=True)
+            hints = typing.get_type_hints(written(function), include_extras=True)
         except Exception as error:
             raise InvalidInput(f"{where}: a type hint can't be resolved: {error}") from None
-        parameters, is_open, left_out = [], False, {"self", *skip}
+        given = function.keywords if isinstance(function, functools.partial) else ()
+        parameters, is_open, left_out = [], False, {"self", *skip, *given}
         for name, parameter in inspect.signature(function).parameters.items():
             if name in left_out:
                 continue
@@ -116,12 +118,15 @@ class Signature:
         )
         return create_model("Arguments", __config__=config, **fields)
 
+    @cached_property
     def json_schema(self) -> dict[str, Any]:
-        """The parameters as a JSON schema object, without titles."""
+        """The parameters as a JSON schema object, without titles; InvalidInput where a type has none."""
         try:
             schema = self._model.model_json_schema(schema_generator=_Untitled)
         except PydanticUserError as error:
-            raise InvalidInput(f"a parameter's type has no JSON schema: {error.message}") from None
+            for one in self.parameters if len(self.parameters) > 1 else ():
+                _ = Signature((one,)).json_schema  # names the one that it is
+            raise InvalidInput(f"the type of {', '.join(self.names)} has no JSON schema: {error.message}") from None
         schema.pop("title", None)
         schema.setdefault("properties", {})
         return schema
@@ -159,6 +164,29 @@ class Signature:
 
     def _list(self, prefix: str) -> str:
         return ", ".join(prefix + name for name in self.names) or "none"
+
+
+def as_function(target: Any, mark: str) -> Any:
+    """The function that a decorator marks, also within a static or a class method.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    function = target.__func__ if isinstance(target, staticmethod | classmethod) else target
+    if inspect.ismethod(function) or not all(hasattr(function, name) for name in ("__dict__", "__qualname__")):
+        raise InvalidInput(f"{mark} on {show_value(target)}: a function is wanted, as `def` makes one")
+    return function
+
+
+def written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The part of a callable that has its name, docstring and type hints.
+
+    That is the function of a `functools.partial`, and `__call__` of an object.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    plain = inspect.isroutine(function) or isinstance(function, type)
+    return function if plain or hasattr(function, "__wrapped__") else type(function).__call__
 
 
 def show_value(value: Any, most: int = MAX_SHOWN) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from agentrl.common.foreign_errors import words
 from agentrl.tools import effects
 
 T = TypeVar("T")
@@ -98,8 +99,13 @@ async def run_by(
         error: BaseException | None = None
         try:
             result = job()
-        except StopIteration as stop:  # a future can't carry it
-            error = RuntimeError(f"StopIteration: {stop}")
+        except (
+            StopIteration,
+            KeyboardInterrupt,
+            GeneratorExit,
+        ) as stop:  # mean nothing beyond the thread
+            error = RuntimeError(words(stop))
+            error.__cause__ = stop
         except BaseException as raised:
             error = raised
         if call is not None:

@@ -11,7 +11,7 @@ enough.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, overload
@@ -20,7 +20,7 @@ import docstring_parser
 from pydantic import ValidationError
 
 from agentrl.errors import InvalidInput, ToolArguments
-from agentrl.tools.schema import Signature
+from agentrl.tools.schema import Signature, as_function, written
 from agentrl.tools.threads import run_in_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,24 +48,32 @@ class ToolMark:
     quick: bool = False
     model_errors: ModelErrors = ()
 
+    def __post_init__(self) -> None:
+        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+            where = getattr(self.function, "__qualname__", self.name)
+            raise InvalidInput(f"the tool {where} yields, but a call has one result: return it, a list for example")
+
     @cached_property
     def description(self) -> str:
         """The docstring without its sections."""
-        parsed = docstring_parser.parse(inspect.getdoc(self.function) or "")
+        parsed = docstring_parser.parse(inspect.getdoc(written(self.function)) or "")
         return "\n".join(part for part in (parsed.short_description, parsed.long_description) if part)
 
     @cached_property
     def signature(self) -> Signature:
         """The parameters that the model fills in."""
-        parsed = docstring_parser.parse(inspect.getdoc(self.function) or "")
-        described = {param.arg_name: param.description or "" for param in parsed.params}
-        skip = {SANDBOX} if self.sandbox else set()
-        return Signature.of(self.function, skip=skip, descriptions=described)
+        return self._read(())
 
     @cached_property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters as JSON schema."""
-        return self.signature.json_schema()
+    def of_method(self) -> Signature:
+        """Those of a bound method: without the first, whatever it is called."""
+        return self._read(list(inspect.signature(self.function).parameters)[:1])
+
+    def _read(self, bound: Iterable[str]) -> Signature:
+        parsed = docstring_parser.parse(inspect.getdoc(written(self.function)) or "")
+        described = {param.arg_name: param.description or "" for param in parsed.params}
+        skip = {*bound, *([SANDBOX] if self.sandbox else [])}
+        return Signature.of(self.function, skip=skip, descriptions=described)
 
 
 @dataclass(frozen=True)
@@ -104,13 +112,19 @@ class Tool:
         """The tool of a function or bound method; one that `@tool` has not marked counts as plain `@tool`."""
         mark = mark_of(function)
         if mark is None:
-            mark = ToolMark(function, getattr(function, "__name__", type(function).__name__))
+            name = written(function).__name__
+            mark = ToolMark(function, type(function).__name__ if name == "__call__" else name)
+        signature = mark.of_method if inspect.ismethod(function) and mark.function is not function else mark.signature
+        try:
+            parameters = signature.json_schema
+        except InvalidInput as error:
+            raise InvalidInput(f"tool {mark.name!r}: {error}") from None
 
         def check(arguments: dict[str, Any]) -> dict[str, Any]:
             try:
-                return mark.signature.check(arguments)
+                return signature.check(arguments)
             except ValidationError as error:
-                raise ToolArguments(mark.signature.describe(error)) from None
+                raise ToolArguments(signature.describe(error)) from None
 
         def here(checked: dict[str, Any], sandbox: Any) -> Any:
             return function(**checked, **({SANDBOX: sandbox} if mark.sandbox else {}))
@@ -121,7 +135,7 @@ class Tool:
 
         invoke = here if mark.quick or inspect.iscoroutinefunction(function) else in_thread
         of_model = mark.model_errors
-        return cls(mark.name, mark.description, mark.parameters, invoke, check, mark.timeout, mark.sandbox, of_model)
+        return cls(mark.name, mark.description, parameters, invoke, check, mark.timeout, mark.sandbox, of_model)
 
 
 def mark_of(function: Any) -> ToolMark | None:
@@ -171,17 +185,21 @@ def tool(
 
     Raises:
         InvalidInput: a timeout that is not positive, a sandbox tool without that parameter, or `model_errors` that are
-            no exceptions.
+            no exceptions; it yields, is no function, or one without a name.
     """
 
     def mark(target: F) -> F:
+        marked = as_function(target, "@tool")
         if timeout is not None and not timeout > 0:
-            raise InvalidInput(f"@tool on {target.__qualname__}: timeout must be positive, not {timeout!r}")
-        if sandbox and SANDBOX not in inspect.signature(target).parameters:
-            raise InvalidInput(f"@tool(sandbox=True) on {target.__qualname__}: it needs a parameter {SANDBOX!r}")
+            raise InvalidInput(f"@tool on {marked.__qualname__}: timeout must be positive, not {timeout!r}")
+        if sandbox and SANDBOX not in inspect.signature(marked).parameters:
+            raise InvalidInput(f"@tool(sandbox=True) on {marked.__qualname__}: it needs a parameter {SANDBOX!r}")
         if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in model_errors):
-            raise InvalidInput(f"@tool on {target.__qualname__}: model_errors must be classes of exceptions")
-        setattr(target, MARK, ToolMark(target, name or target.__name__, timeout, sandbox, quick, tuple(model_errors)))
+            raise InvalidInput(f"@tool on {marked.__qualname__}: model_errors must be classes of exceptions")
+        called = name or marked.__name__
+        if called == "<lambda>":
+            raise InvalidInput("@tool on a lambda: give it a name, @tool(name=…)")
+        setattr(marked, MARK, ToolMark(marked, called, timeout, sandbox, quick, tuple(model_errors)))
         return target
 
     return mark if function is None else mark(function)

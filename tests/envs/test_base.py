@@ -88,6 +88,47 @@ def test_an_overridden_tool_keeps_its_place_and_an_unmarked_override_takes_it_aw
     assert Silent().tools.names == ["fail"]
 
 
+async def test_static_and_class_methods_and_ones_without_a_self_are_marked_as_any_other():
+    """A mark below `@staticmethod` was lost, one above it lost its name, and `this` was asked of the model."""
+
+    class Odd(Counter):
+        @staticmethod
+        @agentrl.tool
+        def low(n: int) -> int:
+            """Low."""
+            return n
+
+        @agentrl.tool(name="HIGH")
+        @staticmethod
+        def high(n: int) -> int:
+            """High."""
+            return n
+
+        @classmethod
+        @agentrl.tool
+        def whole(kind, n: int) -> int:
+            """Whole."""
+            return n
+
+        @agentrl.tool
+        def mine(this, n: int) -> int:
+            """Mine."""
+            return n
+
+        @staticmethod
+        @agentrl.reward
+        def luck(session: Session) -> float:
+            return 1.0
+
+    env = Odd()
+    assert env.tools.names == ["up", "fail", "low", "HIGH", "whole", "mine"]
+    assert [list(tool.parameters["properties"]) for tool in env.tools][2:] == [["n"]] * 4
+    assert [(await env.tools.run(env.call(name, n=3).tool_calls[0])).text for name in env.tools.names[2:]] == ["3"] * 4
+    assert [mark.name for mark, _ in reward_methods(env)] == ["reached", "hurry", "luck"]
+    with pytest.raises(InvalidInput, match=r"@reward on <property .*: a function is wanted"):
+        agentrl.reward(property(lambda self: 1.0))  # type: ignore[type-var]
+
+
 def test_instances_share_no_registry():
     one, other = Counter(), Counter()
     assert one.tools is one.tools

@@ -215,13 +215,44 @@ async def test_a_step_that_needs_the_main_thread_is_told_how_it_gets_there() -> 
         await calls.step(env, Message(role="assistant", content="done"))
 
 
-async def test_a_method_that_ends_the_thread_is_the_environments_mistake() -> None:
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Panic("x"), asyncio.CancelledError("of its own"), GeneratorExit()])
+async def test_whatever_ends_a_method_is_the_environments_mistake(error: BaseException) -> None:
+    """A Rust library's panic ended the run with a traceback, and a cancellation of its own was taken for the run's."""
+
     class Leaving(Drawing):
         def reset(self, task: Task, *, seed: int | None = None) -> str:
-            raise SystemExit(3)
+            raise error
 
-    with pytest.raises(Exception, match=r"Leaving\.reset raised SystemExit"):
-        await calls.reset(Leaving(), Task(id="t"))
+        async def step(self, message: Message) -> StepResult:
+            raise error if not isinstance(error, GeneratorExit) else Panic("GeneratorExit")
+
+        def close(self) -> None:
+            raise error
+
+    env, name = Leaving(), type(error).__name__
+    with pytest.raises(EnvError, match=rf"Leaving\.reset raised .*{name}"):
+        await calls.reset(env, Task(id="t"))
+    with pytest.raises(EnvError, match=rf"Leaving\.step raised .*{name}"):
+        await calls.step(env, Message(role="assistant", content="done"))
+    with pytest.raises(EnvError, match=rf"Leaving\.close raised .*{name}"):
+        await calls.close(env)
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    class Waiting(Drawing):
+        async def reset(self, task: Task, *, seed: int | None = None) -> str:
+            await asyncio.sleep(60)
+            return "?"
+
+    waiting = asyncio.create_task(calls.reset(Waiting(), Task(id="t")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 async def test_an_awaitable_of_a_plain_method_is_awaited_on_the_loop() -> None:

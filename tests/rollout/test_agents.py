@@ -80,6 +80,18 @@ async def test_an_agent_that_raises_is_to_blame_unless_the_engine_let_it_down(se
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError("of its own"), BaseException("panic")])
+async def test_an_agent_that_leaves_ends_its_own_session_alone(error: BaseException, serve: Serve) -> None:  # noqa: F811
+    """`sys.exit()` in an agent ended the whole run without a word."""
+
+    async def leaving(task: Task, client: Any) -> None:
+        raise error
+
+    async with serve() as served:
+        session = await played(served, leaving)
+        assert (session.status, type(error).__name__ in str(session.error)) == (Status.AGENT_ERROR, True)
+
+
 async def test_an_agent_that_takes_too_long_is_cut_off_and_its_generation_aborted(
     serve: Serve,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

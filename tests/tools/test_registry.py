@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -133,7 +141,11 @@ async def test_failures_that_are_not_the_models_pass_through(error: Exception):
     assert not registry.failures
 
 
-@pytest.mark.parametrize("exception", [SystemExit(3), StopIteration("x"), asyncio.CancelledError()])
+class Panic(BaseException):
+    """As libraries in Rust raise it (pyo3's PanicException)."""
+
+
+@pytest.mark.parametrize("exception", [SystemExit(3), StopIteration("x"), asyncio.CancelledError(), Panic("x")])
 @pytest.mark.parametrize("kind", ["thread", "quick", "async", "quick that is awaited"])
 async def test_not_even_an_exit_ends_the_run(exception: BaseException, kind: str):
     def leave() -> None:
@@ -153,6 +165,95 @@ async def test_not_even_an_exit_ends_the_run(exception: BaseException, kind: str
     registry = ToolRegistry([tools.get(kind, leave_when_awaited)])
     assert (await registry.run(call(registry.names[0]))).text.startswith("Error: ")
     assert registry.failures == {ToolFailure.RAISED: 1}
+
+
+async def test_no_interrupt_that_a_thread_makes_itself_is_taken_for_ctrl_c():
+    @tool
+    def interrupt() -> None:
+        """Interrupt."""
+        raise KeyboardInterrupt
+
+    assert await answer(ToolRegistry([interrupt]), "interrupt") == "Error: RuntimeError: KeyboardInterrupt"
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Place:
+    at: Path
+    colour: Colour
+    since: date
+
+
+PLACES = {"here": Place(Path("/x"), Colour.RED, date(2020, 1, 2))}
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (Colour.RED, '"red"'),
+        (MappingProxyType(PLACES), '{"here": {"at": "/x", "colour": "red", "since": "2020-01-02"}}'),
+        (deque([b"abc", Decimal("0.5")]), '["abc", 0.5]'),
+        (PLACES.keys(), '["here"]'),
+        (map(str, [1]), "Error: ValueError: the tool gave a map, which has no text: return text, numbers, lists or"),
+        ([object()], "Error: ValueError: the tool gave a object, which has no text"),
+    ],
+)
+async def test_a_result_is_told_as_json_and_never_as_python_or_by_an_address(result: Any, text: str):
+    """A dataclass came as its repr, an enum as a name that the schema does not take, a generator as its address."""
+
+    def look() -> Any:
+        """Look."""
+        return result
+
+    assert (await answer(ToolRegistry([look]), "look")).startswith(text)
+
+
+def test_what_no_call_can_be_made_of_is_refused_where_it_is_marked():
+    def lines() -> Iterator[str]:
+        """Lines."""
+        yield "a"
+
+    async def later() -> AsyncIterator[str]:
+        """Lines."""
+        yield "a"
+
+    for wrong in (lines, later):
+        with pytest.raises(InvalidInput, match=r"the tool .*\.(lines|later) yields, but a call has one result"):
+            tool(wrong)
+        with pytest.raises(InvalidInput, match="yields"):
+            ToolRegistry([wrong])
+    for odd in (property(lambda self: 1), partial(int, base=2), "".join, 3):
+        with pytest.raises(InvalidInput, match=r"@tool on .*: a function is wanted"):
+            tool(odd)  # type: ignore[arg-type, call-overload]
+    with pytest.raises(InvalidInput, match=r"a lambda: give it a name, @tool\(name=…\)"):
+        tool(lambda: 1)
+    with pytest.raises(InvalidInput, match=r"tool 'odd': the type of callback has no JSON schema"):
+        ToolRegistry([odd_parameter])
+
+
+@tool(name="odd")
+def odd_parameter(text: str, callback: Callable[[], int]) -> int:
+    """Take a function."""
+    return callback()
+
+
+async def test_a_partial_and_an_object_that_is_called_are_tools_with_their_own_names_and_texts():
+    class Adder:
+        def __call__(this, number: int) -> int:
+            """Add one."""
+            return number + 1
+
+    def add(index: object, number: int) -> int:
+        """Add two."""
+        return number + 2
+
+    registry = ToolRegistry([Adder(), partial(add, index=object())])
+    assert [(one.name, one.description) for one in registry] == [("Adder", "Add one."), ("add", "Add two.")]
+    assert [list(one.parameters["properties"]) for one in registry] == [["number"], ["number"]]
+    assert [await answer(registry, name, {"number": 1}) for name in registry.names] == ["2", "3"]
 
 
 async def test_a_slow_tool_is_answered_at_its_deadline_sync_or_async():

@@ -57,7 +57,7 @@ def test_a_parameter_may_have_any_name(name: str):
     space: dict[str, Any] = {}
     exec(f"def f({name}: int): return {name}", space)
     signature = Signature.of(space["f"])
-    assert list(signature.json_schema()["properties"]) == [name]
+    assert list(signature.json_schema["properties"]) == [name]
     assert signature.check({name: "3"}) == {name: 3}
 
 

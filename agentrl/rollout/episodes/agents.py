@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 from agentrl.cluster.keeper import Keeper
 from agentrl.common import processes
-from agentrl.common.foreign_errors import words
+from agentrl.common.foreign_errors import is_foreign, words
 from agentrl.common.imports import load
 from agentrl.envs.adapters import programs
 from agentrl.errors import AgentError, ConfigError, InfraError, missing_extra
@@ -152,7 +152,9 @@ class FunctionAgent:
             raise
         except (NameError, ImportError, SyntaxError) as error:  # an error in its code, the same in every session
             raise ConfigError(f"agent={getattr(self.function, '__name__', self.function)}: {words(error)}") from error
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too, and a cancellation of its own making
+            if not is_foreign(error):
+                raise
             raise AgentError(words(error)) from error
 
 

@@ -106,7 +106,7 @@ made("tasks", "Broken.tasks gave 3, neither a Task nor a mapping", tasks=lambda 
 made("task_ids", "two tasks have the same id, '1'", tasks=lambda self, split="train": [{"id": 1, "item": "tea"}] * 2)
 made("task_data", "can't be stored as JSON", tasks=lambda self, split="train": [{"item": "tea", "x": Thing()}])
 made("task_data", "has x[1] = nan, which", tasks=lambda self, split="train": [{"item": "tea", "x": [1, float("nan")]}])
-made("tools", "'<lambda>' is not a valid name of a tool", price=agentrl.tool(lambda self, item: 4))
+made("tools", "'a price' is not a valid name of a tool", price=agentrl.tool(name="a price")(lambda self, item: 4))
 made("tools", "'more' has no docstring", more=agentrl.tool(name="more")(lambda self: 4))
 made("make", "can't be built: KeyError: 'colour'", __init__=cannot_begin)
 made("make", "can't be built: SystemExit: 3", __init__=exits_at_once)

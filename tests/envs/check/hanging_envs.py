@@ -116,6 +116,6 @@ class Interrupting(Till):
     """Raises KeyboardInterrupt."""
 
     @agentrl.tool
-    def price(self, item: str) -> int:
+    async def price(self, item: str) -> int:
         """Look up a price."""
         raise KeyboardInterrupt
