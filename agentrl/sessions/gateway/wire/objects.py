@@ -45,6 +45,8 @@ def function_of(tool: Mapping[str, Any], where: str, parameters: str = "paramete
         ApiError: one is something else.
     """
     function: dict[str, Any] = {"name": text_at(tool, "name", where)}
+    if not function["name"]:
+        raise ApiError(400, f"{where}.name: must not be empty", "invalid_value", f"{where}.name")
     if "description" in tool:
         function["description"] = text_at(tool, "description", where)
     if parameters in tool:
