@@ -287,7 +287,7 @@ async def test_anthropic_stop_sequences_limits_choices_and_counting(serve: Serve
         ({"extra_body": {"top_k": 1.5}}, "top_k=1.5 must be a whole number"),
         ({"max_tokens": True}, "max_tokens"),
         ({"messages": [{"role": "assistant", "content": "so"}]}, "before the beginning of the reply"),
-        ({"tools": [{"name": "", "input_schema": {}}]}, r"tools\[0\].name: must not be empty"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, r"tools\[0\].name='a b' must have characters"),
         (
             {"extra_body": {"output_config": {"task_budget": {"type": "tokens", "total": 9}}}},
             "output_config.task_budget",

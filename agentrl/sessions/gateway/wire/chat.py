@@ -274,8 +274,10 @@ def choose_tools(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema]
     allowed: frozenset[str] | None = None
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed, choice = _read_allowed(object_at(choice.get("allowed_tools", choice), "tool_choice"))
-    if choice in ("auto", "none"):
-        return (tools if choice == "auto" else []), None, allowed
+    if choice == "none":
+        return [], None, frozenset()
+    if choice == "auto":
+        return tools, None, allowed
     if not any(allowed is None or tool["function"]["name"] in allowed for tool in tools):
         raise ApiError(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     if choice == "required":
