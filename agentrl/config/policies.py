@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from agentrl.config.api import URL, ApiConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
 from agentrl.config.lora import LoraConfig
-from agentrl.config.sections import LISTED, NAMED, Fraction, Section
+from agentrl.config.sections import LISTED, NAMED, Fraction, Section, Temperature
 from agentrl.config.training import AlgoSection, TrainerSection
 from agentrl.types import MAIN
 
@@ -75,7 +75,7 @@ class PolicyConfig(Section):
     """The engine of `model`, and of each version of `past`."""
     fleet: FleetConfig = FleetConfig()
     """The engines of `model`: how many, or the addresses of servers that run already, and the handling of failures."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     """Its sampling temperature, in training and evaluation."""
     trainer: TrainerSection | None = None
     """Its own trainer; with `algo` and `lora` or without them, the policy learns."""

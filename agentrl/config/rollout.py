@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
-from agentrl.config.sections import LISTED, OfPlugin, Section
+from agentrl.config.sections import LISTED, OfPlugin, Section, Temperature
 
 
 class EnvConfig(Section):
@@ -85,7 +85,7 @@ class RolloutConfig(Section):
     """Versions that a group may be behind when it is trained on a second time (reuse)."""
     oversample: NonNegativeFloat = 0.0
     """Groups begun beyond what a step needs, as a fraction of `groups_per_step` (order=ready)."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature of training rollouts; evaluation has its own."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; below 1, as with the next three, turns are trained where the engine records their supports."""
@@ -263,7 +263,7 @@ class EvalConfig(Section):
     """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for every k up to n."""
     split: str | None = None
     """One of the environment's splits; None is `eval`, or the last where there is none of that name."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Nucleus sampling; None is rollout.top_p."""

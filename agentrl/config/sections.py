@@ -9,17 +9,34 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic_core import core_schema
 
 from agentrl.common.imports import load
 from agentrl.config.secrets import declared_values, know, own_values, public
 from agentrl.errors import UnknownName, UntrustedCode
+from agentrl.types import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
     from agentrl.registry import Registry
 
+
+def _check_temperature(value: float) -> float:
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError(f"must be 0 (greedy), or at least {LEAST_TEMPERATURE}, below which engines draw otherwise")
+    return value
+
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_check_temperature)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 _log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,14 +46,12 @@ def refuse_adapter(folder: Path) -> None:
     except (OSError, ValueError, AttributeError):
         base = None
     if isinstance(base, str) and base and (folder / base).is_dir():
-        base = str(folder / base)  # a run that warmed up keeps it there
-    if isinstance(base, str) and base and (folder / base).is_dir():
         base = str(folder / base)  # where a run with a warm start keeps it
-    of = f" of {base!r}" if base else ""
+    of, words, own = f" of {base!r}" if base else "", shlex.quote(str(base or "BASE")), shlex.quote(str(folder))
     raise InvalidInput(
         f"model={str(folder)!r} holds an adapter{of} (adapter_config.json), and a run starts from a whole model: "
-        f"train it further with model={base or 'BASE'} lora.adapter={folder}, or merge it: "
-        f"agentrl models merge {base or 'BASE'} {folder} MERGED, and name model=MERGED"
+        f"train it further with model={words} lora.adapter={own}, or merge it: "
+        f"agentrl models merge {words} {own} MERGED, and name model=MERGED"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.models.folders import is_weights, refuse_adapter
 from agentrl.models.known import KNOWN, Progress
 
 TINY = "tiny"
+_POINTER = b"version https://git-lfs.github.com/"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
@@ -156,15 +158,17 @@ def check(path: Path, *, scores: bool = False) -> Path:
     if missing:
         others = sorted(file.name for file in path.iterdir() if is_weights(file))
         instead = f"; of {others[0]}, no weights are read" if others else ""
+        if others and "-of-" in others[0] and missing[0] == "model.safetensors":
+            instead = f", or model.safetensors.index.json, which lists {others[0]} and the others"
         raise InvalidInput(
             f"model={str(path)!r} lacks {', '.join(missing)} (weights are read from safetensors, or from PyTorch's "
             f"pytorch_model.bin){instead}"
         )
-    for file in _weight_files(path):
-        if file.endswith(".safetensors") and (fault := _damage(path / file)):
-            raise InvalidInput(f"model={str(path)!r}: {file} {fault}")
     if not (path / "tokenizer.json").is_file():
         raise InvalidInput(f"model={str(path)!r} lacks its tokenizer: {tokenizer_files.missing(path)}")
+    for file in (*_weight_files(path), "tokenizer.json"):
+        if fault := _damage(path / file):
+            raise InvalidInput(f"model={str(path)!r}: {file} {fault}")
     return path
 
 
@@ -185,9 +189,15 @@ def _weight_files(path: Path) -> Iterable[str]:
 
 
 def _damage(file: Path) -> str:
-    """The fault of a safetensors file by its header (truncated, or not of this format); '' where there is none."""
+    """The fault of a file by its head: a pointer, or safetensors that are cut or none; '' where there is none."""
     with open(file, "rb") as opened:
         size = file.stat().st_size
+        if opened.read(len(_POINTER)) == _POINTER:
+            mend = f"`git -C {shlex.quote(str(file.parent))} lfs pull` fetches that"
+            return f"is a pointer of Git LFS to the file, and not the file; {mend}"
+        if file.suffix != ".safetensors":
+            return ""
+        opened.seek(0)
         length = int.from_bytes(opened.read(8), "little")
         if size < 8 or length > size - 8:
             return f"is cut or is no safetensors file ({size} bytes)"

@@ -17,6 +17,7 @@ log-probabilities and masks are plain lists: neither numpy nor torch is needed.
 """
 
 from agentrl.types.generation import (
+    LEAST_TEMPERATURE,
     MOST_PROBABLE,
     Arrival,
     Capabilities,
@@ -61,6 +62,7 @@ __all__ = [
     "Group",
     "Health",
     "GREEDY",
+    "LEAST_TEMPERATURE",
     "MAIN",
     "MOST_PROBABLE",
     "Message",

@@ -120,6 +120,8 @@ class Arrival:
 
 MOST_PROBABLE = 20
 """The most of the most probable tokens that can be asked for at each place."""
+LEAST_TEMPERATURE = 0.01
+"""The least temperature above 0: below it vLLM draws at 0.01, SGLang at 0, and float32 has no numbers in the end."""
 TopLogprobs = tuple[tuple[int, float], ...]
 """The most probable tokens at a place, each with its log-probability, the best first."""
 

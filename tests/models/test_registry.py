@@ -43,6 +43,25 @@ def test_an_adapter_is_refused_as_one(tmp_path: Path) -> None:
         models.check(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_clone_without_large_files_says_what_fetches_them(tmp_path: Path, file: str) -> None:
+    """Of the pointer's first bytes safetensors made a length, and raised a MemoryError without a word."""
+    folder = write_model(tmp_path / "my model")
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(InvalidInput, match=rf"{file} is a pointer of Git LFS .*`git -C '.*my model' lfs pull`"):
+        models.check(folder)
+
+
+def test_shards_without_their_list_and_an_adapters_commands_are_named_as_a_shell_takes_them(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "my model")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(InvalidInput, match=r"or model\.safetensors\.index\.json, which lists model-00001-of-00002"):
+        models.check(folder)
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "a b"}')
+    with pytest.raises(InvalidInput, match=r"models merge 'a b' '.*my model' MERGED"):
+        models.check(folder)
+
+
 def test_every_shard_of_pytorchs_files_must_be_there(tmp_path: Path) -> None:
     (write_model(tmp_path) / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "one.bin", "b": "two.bin"}}))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from agentrl.errors import AgentRLError, EngineError, InvalidInput
-from agentrl.types import MOST_PROBABLE, Sampling, TopLogprobs
+from agentrl.types import LEAST_TEMPERATURE, MOST_PROBABLE, Sampling, TopLogprobs
 
 _FINITE = ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -25,6 +25,8 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     wrong = None
     if not sampling.temperature >= 0:
         wrong = f"temperature={sampling.temperature} must not be negative"
+    elif 0 < sampling.temperature < LEAST_TEMPERATURE:
+        wrong = f"temperature={sampling.temperature} must be 0, or at least {LEAST_TEMPERATURE}"
     elif sampling.max_new_tokens < 1:
         wrong = f"max_new_tokens={sampling.max_new_tokens} must be at least 1"
     elif not 0 < sampling.top_p <= 1:
@@ -99,9 +101,9 @@ def readable() -> Iterator[None]:
 
 
 def check_temperature(temperature: float) -> None:
-    """Make sure that log-probabilities exist at a temperature; InvalidInput where it is not above 0."""
-    if not temperature > 0:
-        raise InvalidInput(f"temperature={temperature}: log-probabilities need one above 0")
+    """Make sure that log-probabilities exist at a temperature; InvalidInput where it is 0, or too near."""
+    if not temperature >= LEAST_TEMPERATURE:
+        raise InvalidInput(f"temperature={temperature}: log-probabilities need one of at least {LEAST_TEMPERATURE}")
 
 
 def most_probable(candidates: Iterable[tuple[int, float]], count: int) -> TopLogprobs:

@@ -181,7 +181,8 @@ class Exchange:
             new += await self._render_messages(match.new, match.parent, after, limit)
             after = new[-1].as_node()
         if after is None:
-            raise ApiError(400, "a conversation needs at least one message", param="messages")
+            before = " before the beginning of the reply" if request.prefill else ""
+            raise ApiError(400, f"a conversation needs at least one message{before}", param="messages")
         self.match, self.forced = match, forced_tokens(generator.renderer, request)
         if request.force is not None and self._has_checked_calls():
             with contextlib.suppress(RenderError):
@@ -325,7 +326,7 @@ class Exchange:
         if self.branch is not None:
             count_stripped(session, self.branch)
         counts = {"loose": match.loose_matches, "dropped_tokens": match.dropped_tokens, "malformed": self.malformed}
-        counts["not_allowed"] = self.not_allowed
+        counts |= {"not_allowed": self.not_allowed, "reordered": match.reordered}
         for name, number in counts.items():
             if number:
                 session.count(f"gateway/{name}", number)

@@ -24,6 +24,7 @@ import orjson
 from agentrl.sessions.gateway.message_comparison import (
     extends,
     loose_key,
+    order_results,
     same_calls,
     strict_key,
 )
@@ -45,6 +46,7 @@ class HistoryMatch:
         branch_cause: why this is a branch; None is a clean continuation or a session's beginning.
         dropped_tokens: sampled tokens on the newest path that the history does not have.
         extended_turn: the stored turn to which the first new message appends text.
+        reordered: how many of the new messages are results that were put in the order of their calls.
     """
 
     parent_key: ParentKey
@@ -53,6 +55,7 @@ class HistoryMatch:
     branch_cause: str | None = None
     dropped_tokens: int = 0
     extended_turn: int | None = None
+    reordered: int = 0
 
     @property
     def parent(self) -> int | None:
@@ -131,7 +134,9 @@ class NodeIndex:
     ) -> HistoryMatch:
         """Match `messages` below `parent_key` as far as they are stored; `tools` are what turns may call."""
         candidates: list[tuple[ParentKey, int]] = [(parent_key, 0)]
-        matched = 0
+        matched, sent = 0, messages
+        above = self._session.nodes[parent_key].message if isinstance(parent_key, int) else None
+        messages = order_results(above, sent)
         for message in messages:
             below = self._children_like(candidates, message, tools)
             if not below:
@@ -144,7 +149,8 @@ class NodeIndex:
             best, loose = turn.parent, dict(candidates)[turn.parent]
         cause = self._branch_cause(best, rest)
         dropped = self._dropped_tokens(best) if cause in ("edited", "dropped", "compacted", "cut") else 0
-        return HistoryMatch(best, rest, loose, cause, dropped, None if turn is None else turn.id)
+        reordered = sum(new is not old for new, old in zip(rest, sent[matched:], strict=True))
+        return HistoryMatch(best, rest, loose, cause, dropped, None if turn is None else turn.id, reordered)
 
     def add_alias(self, node: Node, echo: Message) -> None:
         """Index this node by this message as well, which means the same."""

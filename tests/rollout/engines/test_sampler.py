@@ -10,11 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from agentrl.config import RolloutConfig
 from agentrl.errors import InvalidInput
-from agentrl.rollout.engines.checks import check_sampling
+from agentrl.rollout.engines.checks import check_sampling, check_temperature
 from agentrl.rollout.engines.local.sampler import RowSampling, sample, uniform
 from agentrl.types import Sampling
+from tests.sessions.gateway import inside
 
 SAMPLINGS = st.builds(
     Sampling,
@@ -90,3 +93,16 @@ def test_frequency_penalties_count_and_presence_penalties_do_not() -> None:
 def test_numbers_that_leave_no_distribution_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=rf"sampling\.{name}=.* finite"):
         check_sampling(Sampling(**{name: value}), 100)
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-8, 0.0099])
+def test_a_temperature_below_the_least_that_all_engines_draw_at_is_refused(value: float) -> None:
+    """vLLM draws at 0.01 then, SGLang greedily, and a trainer would divide by what was stored."""
+    with pytest.raises(InvalidInput, match=r"must be 0, or at least 0\.01"):
+        check_sampling(Sampling(temperature=value), 100)
+    with pytest.raises(InvalidInput, match=r"at least 0\.01"):
+        check_temperature(value)
+    with pytest.raises(ValidationError, match=r"at least 0\.01"):
+        RolloutConfig(temperature=value)
+    assert inside.turn_request([{"role": "user", "content": "hi"}], temperature=value).sampling.temperature == 0
+    check_sampling(Sampling(temperature=0.01), 100)

@@ -61,6 +61,27 @@ async def test_a_conversation_with_tools_is_one_clean_path_of_what_the_engine_sa
 
 
 @pytest.mark.slow
+async def test_results_are_read_in_the_order_of_their_calls_in_whichever_a_client_sends_them(serve: Serve) -> None:
+    """ChatML tells a result's call by its place alone: the model read the second call's result as the first one's."""
+    called = assistant("", calls=[("add", '{"a": 1}'), ("add", '{"a": 2}')])
+    async with serve(ScriptedEngine(in_turn(called, assistant("3"), assistant("4")))) as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        reply = (await chat.create(model="m", messages=HI, tools=[ADD])).choices[0].message
+        calls = reply.tool_calls[::-1]
+        results = [{"role": "tool", "tool_call_id": c.id, "content": c.function.arguments} for c in calls]
+        history: Any = [*HI, reply, *results]
+        answer = (await chat.create(model="m", messages=history, tools=[ADD])).choices[0].message
+        await chat.create(model="m", messages=[*history, answer, *HI], tools=[ADD])
+        await chat.create(model="m", messages=[*history, answer, *HI], tools=[ADD])
+        session = served.session(access["id"])
+        path = tree.path(session, session.nodes[-1].id)
+        assert [node.message.text for node in path if node.message.role == "tool"] == ['{"a": 1}', '{"a": 2}']
+        assert session.counters["gateway/reordered"] == 2
+        assert {name for name in session.counters if "branches" in name} == {"gateway/branches/resampled"}
+
+
+@pytest.mark.slow
 async def test_a_client_that_drops_the_reasoning_still_finds_its_node(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("a", "because"), assistant("b", "well")))) as served:
         access = await served.open()

@@ -233,7 +233,7 @@ def test_a_schema_in_googles_form_is_the_json_schema_that_it_stands_for() -> Non
     ("calling", "forced", "offered", "allowed"),
     [
         ({}, None, True, None),
-        ({"mode": "NONE"}, None, False, None),
+        ({"mode": "NONE"}, None, False, set()),
         ({"mode": "ANY"}, "", True, None),
         ({"mode": "any", "allowedFunctionNames": ["add"]}, "", True, None),
         ({"mode": "VALIDATED", "allowedFunctionNames": ["sub"]}, None, True, {"sub"}),

@@ -124,3 +124,18 @@ async def test_googles_candidates_end_with_the_log_probabilities_of_their_text(
             assert [top["candidates"][0] for top in found["topCandidates"]] == chosen  # it always samples the best
             assert all(len(top["candidates"]) == most for top in found["topCandidates"])
         assert ("topCandidates" in found) == (most > 0)
+
+
+@pytest.mark.slow
+async def test_the_bytes_of_a_characters_parts_are_its_own(serve: Serve) -> None:
+    """Decoded by itself each part was U+FFFD: what a client put together of the bytes was another text."""
+    async with serve(ScriptedEngine(in_turn(assistant("é🙂 you"), "é🙂 you"))) as served:
+        created = client(await served.open())
+        content = (await created.chat.completions.create(model="m", messages=HI, logprobs=True)).choices[0].logprobs
+        assert bytes(byte for entry in content.content for byte in entry.bytes).decode() == "é🙂 you"
+        assert "\ufffd" in "".join(entry.token for entry in content.content)
+        choice = (await created.completions.create(model="m", prompt="once ", logprobs=1, max_tokens=99)).choices[0]
+        assert choice.text == "é🙂 you"
+        assert choice.logprobs.tokens[0] == r"bytes:\xc3"
+        for token, offset in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
+            assert token.startswith("bytes:") or choice.text.startswith(token, offset) or token == "<|im_end|>"

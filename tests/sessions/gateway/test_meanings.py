@@ -18,9 +18,10 @@ from agentrl.sessions.gateway.google import requests as google
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.reading import Reading
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import chat, messages, responses
-from agentrl.types import Message
+from agentrl.types import FinishReason, Message
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.meanings import MEANINGS, Meaning, Treatment, table
@@ -255,6 +256,25 @@ def test_tools_that_are_not_allowed_stay_in_the_prompt(protocol: str) -> None:
     assert [tool["function"]["name"] for tool in request.tools] == ["add", "sub"]
     assert (request.force, request.allowed) == (None, {"sub"})
     assert request.head == asked(protocol, tools=[*TOOLS[protocol], own])[0].head
+
+
+NO_CALL: dict[str, dict[str, Any]] = {
+    "chat": {"tool_choice": "none"},
+    "responses": {"tool_choice": "none"},
+    "messages": {"tool_choice": {"type": "none"}},
+    "google": {"toolConfig": {"functionCallingConfig": {"mode": "NONE"}}},
+}
+
+
+@pytest.mark.parametrize("protocol", NO_CALL)
+def test_where_no_call_is_wanted_none_is_returned(protocol: str) -> None:
+    """A model may call all the same: its client was handed a call, and the tools were left out of the prompt alone."""
+    request, _ = asked(protocol, **NO_CALL[protocol])
+    assert (list(request.tools), request.may_call("add")) == ([], False)
+    reading = Reading(renderer(), request, (), "call_")
+    reading.feed(renderer().turn(assistant("so", None, [("add", '{"a": 1}')])))
+    _, message = reading.finish(FinishReason.STOP)
+    assert (message.text, message.tool_calls, reading.not_allowed) == ("soadd", None, 1)
 
 
 @pytest.mark.slow

@@ -177,6 +177,8 @@ async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
         ({"extra_body": {"max_tokens": 5}}, "did you mean 'max_output_tokens'"),
         ({"extra_body": {"min_p": 0.1}}, "min_p"),
         ({"max_output_tokens": True}, "max_output_tokens"),
+        ({"extra_body": {"stop": "x"}}, r"unknown parameter 'stop'\W*$"),
+        ({"extra_body": {"input": {"role": "user"}}}, "input=.* must be text, or a list of items"),
         ({"reasoning": {"mode": "pro"}}, "reasoning"),
         ({"tools": [{"type": "local_shell"}]}, r"tools\[0\].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}]}, "takes text only"),
@@ -284,6 +286,8 @@ async def test_anthropic_stop_sequences_limits_choices_and_counting(serve: Serve
         ({"extra_body": {"temperature": "0.5"}}, "temperature='0.5'"),
         ({"extra_body": {"top_k": 1.5}}, "top_k=1.5 must be a whole number"),
         ({"max_tokens": True}, "max_tokens"),
+        ({"messages": [{"role": "assistant", "content": "so"}]}, "before the beginning of the reply"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, r"tools\[0\].name='a b' must have characters"),
         (
             {"extra_body": {"output_config": {"task_budget": {"type": "tokens", "total": 9}}}},
             "output_config.task_budget",

@@ -139,6 +139,10 @@ async def test_a_body_that_never_comes_and_one_that_is_no_json_are_refused(serve
             for content in (b"{", b"[1]", b'"x"', b"\xff", b"[" * 100_000):
                 answer = await http.post(f"{served.url}{path}", content=content, headers=headers)
                 assert answer.status_code == 400, content[:9]
+            half = rb'{"model": "a\ud83d b"}', r"\ud83d (byte 12), half of a character"
+            for content, why in (half, (b"", "it is empty")):
+                answer = await http.post(f"{served.url}{path}", content=content, headers=headers)
+                assert why in answer.json()["error"]["message"]
 
 
 @pytest.mark.slow

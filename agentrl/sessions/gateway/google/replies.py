@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.turn_parts import deltas_of
 from agentrl.sessions.gateway.wire.chat_replies import usage
-from agentrl.sessions.gateway.wire.logprobs import candidates, places_of_content
+from agentrl.sessions.gateway.wire.logprobs import bytes_of, candidates, places_of_content
 from agentrl.sessions.gateway.wire.sse import encode_json, event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.sessions.tree.turn_generator import GeneratedTurn
@@ -59,10 +59,11 @@ def _end(exchange: Exchange, place: int, parts: list[dict[str, Any]], choice: Ge
 
 def _logprobs(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:
     """The log-probabilities of the text's tokens and, where they are wanted, of the most probable ones."""
-    decode, turn = exchange.parts.renderer.tokenizer.decode, choice.turn
+    tokenizer, turn = exchange.parts.renderer.tokenizer, choice.turn
 
     def entries(tokens: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
-        return [{"token": decode([token]), "tokenId": token, "logProbability": logp} for token, logp in tokens]
+        named = ((bytes_of(tokenizer, token).decode(errors="replace"), token, logp) for token, logp in tokens)
+        return [{"token": text, "tokenId": token, "logProbability": logp} for text, token, logp in named]
 
     places = places_of_content(exchange, choice)
     chosen = [(turn.token_ids[place], turn.logprobs[place]) for place in places]

@@ -7,6 +7,7 @@ parsed only where no cached history has the same bytes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ import orjson
 from agentrl.sessions.gateway.http.api_error import ApiError
 
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Body:
         try:
             top = _TOP.decode(data)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise ApiError(400, f"the body must be a JSON object: {error}", "invalid_json") from None
+            why = _find_half(data) or f"the body must be a JSON object: {error if data else 'it is empty'}"
+            raise ApiError(400, why, "invalid_json") from None
         history: History | None = None
         fields, text = {}, list[bytes]()
         for name, raw in top.items():
@@ -85,7 +89,14 @@ def loads(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", "invalid_json") from None
+        raise ApiError(400, _find_half(data) or f"the body is not valid JSON: {error}", "invalid_json") from None
+
+
+def _find_half(data: bytes) -> str:
+    """Describe the first half of a character in a body that can't be read: programs that cut texts send such; or ''."""
+    half = _HALF.search(data)
+    what = "half of a character, without the other: cut texts between characters"
+    return f"the body has {half[0].decode()} (byte {half.start()}), {what}" if half is not None else ""
 
 
 def nests_deeper(value: Any, depth: int) -> bool:

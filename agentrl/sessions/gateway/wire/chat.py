@@ -19,7 +19,7 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.images import NO_IMAGES, check_number, content_at
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at
-from agentrl.sessions.gateway.wire.validation import Parameters, number
+from agentrl.sessions.gateway.wire.validation import Parameters, number, temperature_of
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import MOST_PROBABLE, FunctionCall, Message, Sampling, ToolCall
 
@@ -112,7 +112,7 @@ def sampling_of(
     stop = given.get("stop", [])
     most_probable = number(given, "top_k", limits.top_k, -1, 1 << 20, whole=True)
     return Sampling(
-        temperature=number(given, "temperature", limits.temperature, 0, 2),
+        temperature=temperature_of(given, limits),
         top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
         top_k=most_probable if most_probable is not None and most_probable > 0 else None,
         min_p=number(given, "min_p", limits.min_p, 0, 1),
@@ -222,7 +222,7 @@ def form_of(form: Any, name: str, force: str | None, ignored: dict[str, str]) ->
 
 def schema_of(form: Any, can: bool, name: str = "response_format") -> str | None:
     """The JSON schema that a reply must keep to."""
-    kind = form.get("type") if form else "text"
+    kind = "text" if form is None else form.get("type")
     if kind == "text":
         return None
     if kind not in ("json_object", "json_schema", "regex"):
@@ -274,8 +274,10 @@ def choose_tools(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema]
     allowed: frozenset[str] | None = None
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed, choice = _read_allowed(object_at(choice.get("allowed_tools", choice), "tool_choice"))
-    if choice in ("auto", "none"):
-        return (tools if choice == "auto" else []), None, allowed
+    if choice == "none":
+        return [], None, frozenset()
+    if choice == "auto":
+        return tools, None, allowed
     if not any(allowed is None or tool["function"]["name"] in allowed for tool in tools):
         raise ApiError(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     if choice == "required":

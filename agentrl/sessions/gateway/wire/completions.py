@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import sampling_of
 from agentrl.sessions.gateway.wire.chat_replies import usage
-from agentrl.sessions.gateway.wire.logprobs import candidates
+from agentrl.sessions.gateway.wire.logprobs import bytes_of, candidates
 from agentrl.sessions.gateway.wire.sse import encode_json, event
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.tree.turn_generator import GeneratedTurn
@@ -104,15 +105,27 @@ def _choice(exchange: Exchange, place: int, text: str, choice: GeneratedTurn) ->
 
 
 def _logprobs(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:
-    decode = exchange.parts.renderer.tokenizer.decode
-    texts = [decode([token]) for token in choice.turn.token_ids]
-    offsets = [sum(map(len, texts[:place])) for place in range(len(texts))]
+    tokenizer = exchange.parts.renderer.tokenizer
+    tokens = [bytes_of(tokenizer, token) for token in choice.turn.token_ids]
+    written, offsets, length = codecs.getincrementaldecoder("utf-8")("replace"), list[int](), 0
+    for token in tokens:
+        offsets.append(length)
+        length += len(written.decode(token))
     best: list[dict[str, float]] | None = None
     if exchange.request.sampling.top_logprobs:
-        places = (candidates(exchange, choice, place, sampled=True) for place in range(len(texts)))
+        places = (candidates(exchange, choice, place, sampled=True) for place in range(len(tokens)))
         # of tokens with one text the best counts
-        best = [{decode([token]): logp for token, logp in reversed(place)} for place in places]
-    return {"tokens": texts, "token_logprobs": list(choice.turn.logprobs), "text_offset": offsets, "top_logprobs": best}
+        best = [{_name(bytes_of(tokenizer, token)): logp for token, logp in reversed(place)} for place in places]
+    logprobs = list(choice.turn.logprobs)
+    return {"tokens": [*map(_name, tokens)], "token_logprobs": logprobs, "text_offset": offsets, "top_logprobs": best}
+
+
+def _name(token: bytes) -> str:
+    """A token's text; a part of a character as OpenAI writes it, by its bytes."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _frame(exchange: Exchange) -> dict[str, Any]:

@@ -12,16 +12,24 @@ from typing import Any
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.renderers.base import SpanKind
 from agentrl.sessions.tree.turn_generator import GeneratedTurn
+from agentrl.types import Tokenizer
 
 
 def of_content(exchange: Exchange, choice: GeneratedTurn) -> list[dict[str, Any]]:
     """An entry for each of the content's tokens."""
-    decode, turn = exchange.parts.renderer.tokenizer.decode, choice.turn
+    tokenizer, turn = exchange.parts.renderer.tokenizer, choice.turn
     content = list[dict[str, Any]]()
     for place in places_of_content(exchange, choice):
-        best = [_entry(decode([token]), logp) for token, logp in candidates(exchange, choice, place)]
-        content.append({**_entry(decode([turn.token_ids[place]]), turn.logprobs[place]), "top_logprobs": best})
+        best = [_entry(bytes_of(tokenizer, token), logp) for token, logp in candidates(exchange, choice, place)]
+        sampled = _entry(bytes_of(tokenizer, turn.token_ids[place]), turn.logprobs[place])
+        content.append({**sampled, "top_logprobs": best})
     return content
+
+
+def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
+    """A token's own bytes: decoded by itself, it may lose its blank or be a part of a character."""
+    read = getattr(tokenizer, "token_bytes", None)
+    return bytes(read(token)) if read is not None else tokenizer.decode([token]).encode()
 
 
 def places_of_content(exchange: Exchange, choice: GeneratedTurn) -> list[int]:
@@ -51,5 +59,5 @@ def candidates(
     return best
 
 
-def _entry(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "bytes": list(text.encode()), "logprob": logprob}
+def _entry(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token.decode(errors="replace"), "bytes": list(token), "logprob": logprob}

@@ -23,7 +23,7 @@ from agentrl.sessions.gateway.wire.client_tools import CLIENT_TOOLS, as_function
 from agentrl.sessions.gateway.wire.images import NO_IMAGES, Content, check_number, join_pieces, read_part
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at, texts_at
 from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
-from agentrl.sessions.gateway.wire.validation import Parameters, number
+from agentrl.sessions.gateway.wire.validation import Parameters, number, temperature_of
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
 
@@ -37,7 +37,10 @@ _COMMON: dict[str, Any] = {
         *("metadata", "output_config.effort", "service_tier", "speed", "thinking.block_binding", "thinking.display"),
         *("user_profile_id", "workspace_id"),
     ),
-    "fixed": dict.fromkeys(("compaction", "container", "fallbacks", "mcp_servers", "output_config.task_budget"), ()),
+    "fixed": {
+        **dict.fromkeys(("compaction", "container", "output_config.task_budget"), ()),
+        **dict.fromkeys(("fallbacks", "mcp_servers"), ([],)),
+    },
     "inside": "messages",
 }
 _NEEDED = ("model", "max_tokens", "messages")
@@ -99,7 +102,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         tools=tools,
         deferred=deferred if offered else (),
         sampling=Sampling(
-            temperature=number(given, "temperature", limits.temperature, 0, 2),
+            temperature=temperature_of(given, limits),
             top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
             top_k=number(given, "top_k", limits.top_k, 1, 1 << 20, whole=True),
             min_p=limits.min_p,
@@ -110,6 +113,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         ),
         stream=given.get("stream", False),
         force=force,
+        allowed=None if offered else frozenset(),
         strict=strict_of(declared),
         parallel=choice.get("disable_parallel_tool_use") is not True,
         previous_reply=follows,

@@ -13,6 +13,7 @@ from typing import Any
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.wire.fields import find_misspelt
 from agentrl.sessions.gateway.wire.validation import MOST_FIELDS, header_name
+from agentrl.sessions.renderers.calls import is_name
 
 CHANGE_MESSAGES = frozenset({"audio", "function_call", "partial", "prefill", "prefix", "refusal"})
 """Fields of messages that change what the model reads or continues, and that nothing here reads."""
@@ -45,6 +46,9 @@ def function_of(tool: Mapping[str, Any], where: str, parameters: str = "paramete
         ApiError: one is something else.
     """
     function: dict[str, Any] = {"name": text_at(tool, "name", where)}
+    if not is_name(function["name"]):
+        why = "must have characters, all printable and none a blank: formats read no other name in a call"
+        raise ApiError(400, f"{where}.name={function['name']!r:.100} {why}", "invalid_value", f"{where}.name")
     if "description" in tool:
         function["description"] = text_at(tool, "description", where)
     if parameters in tool:

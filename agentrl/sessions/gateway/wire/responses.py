@@ -91,6 +91,8 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     if custom.grammars(given.get("tools", [])):
         ignored["tools.custom.format"] = "tools.custom.format"
     said = given.get("input")
+    if not isinstance(said, str | None):
+        raise ApiError(400, f"input={said!r:.100} must be text, or a list of items", "invalid_value", "input")
     history = History.of([{"role": "user", "content": said}]) if isinstance(said, str) else body.history
     instructions = given.get("instructions")
     follows, conversation = given.get("previous_response_id"), _conversation(given)

@@ -15,6 +15,7 @@ from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.http.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, SAMPLING, called_here, find_misspelt
+from agentrl.types import LEAST_TEMPERATURE
 
 MOST_FIELDS = 200
 """Fields of a request: several times what any protocol has, and few enough to look each up among known names."""
@@ -138,7 +139,9 @@ class Parameters:
         near = find_misspelt(name, (self.known - self._harmless) | CHANGE_TEXT)
         if not strict and near is None:
             return
-        guess = called_here(near or name, self.known) or (near if near in self.known else nearest(name, self.known))
+        guess = called_here(near or name, self.known) or (near if near in self.known else None)
+        if guess is None and near is None:  # what is known elsewhere is no other name's slip
+            guess = nearest(name, self.known)
         hint = f"; did you mean {guess!r}?" if guess else ""
         raise ApiError(400, f"unknown parameter {name[:100]!r}{hint}", "unknown_parameter", name[:100])
 
@@ -154,6 +157,12 @@ def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: f
     if not low <= value <= high:
         raise ApiError(400, f"{name}={value} must be between {low:g} and {high:g}", "invalid_value", name)
     return value
+
+
+def temperature_of(body: Mapping[str, Any], limits: Limits) -> float:
+    """The sampling temperature; one that is as good as 0 is 0, since engines draw differently below the least one."""
+    value: float = number(body, "temperature", limits.temperature, 0, 2)
+    return value if value >= LEAST_TEMPERATURE else 0.0
 
 
 def header_name(name: str) -> str:
