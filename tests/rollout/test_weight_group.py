@@ -331,6 +331,8 @@ def make_updater(module: Any, model: Loader) -> Any:
         def end_weight_update(self, **given: Any) -> None:
             if model.habit == "scale":
                 model.one.data.mul_(3)
+            if model.habit == "pack":
+                model.one.data = model.one.data.t().contiguous().t()
 
     module.place_again(Updater)
     return Updater()
@@ -355,6 +357,7 @@ def named_parts(number: int, order: str) -> tuple[torch.Tensor, list[tuple[str, 
         ("double", "first second one", 4, set()),
         ("sum", "first second one", 4, set()),
         ("scale", "first second one", 4, set()),
+        ("pack", "first second one", 4, set()),
     ],
 )
 def test_a_server_that_only_copies_weights_lets_its_parameters_lie_where_the_next_arrive(

@@ -187,6 +187,8 @@ class Placement:
         if self.parts is None:
             return False
         parameters = dict(model.named_parameters())
+        if not all(name in parameters and parameters[name].is_contiguous() for name in self.parts):
+            return False  # it was packed, or is kept in another form
         return all(
             has_bytes_of(place, tensor.view(-1))
             for name, numbers in self.parts.items()
