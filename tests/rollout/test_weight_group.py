@@ -107,12 +107,13 @@ class Wire:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ends: list[Arriving] = []
-        self.broken, self.free = False, 1 << 30
+        self.broken, self.lost, self.free = False, False, 1 << 30
         fakes = {
             "meeting_at": lambda host: SimpleNamespace(port=1),
             "store_at": lambda host, port: None,
             "join": lambda *given: self,
-            "send": self.send,
+            "begin_send": self.begin_send,
+            "finish_send": self.finish_send,
             "leave": lambda joined: None,
             "free_memory": lambda store, name, world: self.free,
             "Announcements": lambda store, name: SimpleNamespace(announce=lambda nbytes: None, end=lambda: None),
@@ -120,11 +121,15 @@ class Wire:
         for name, fake in fakes.items():
             monkeypatch.setattr(group, name, fake)
 
-    def send(self, joined: Any, tensor: torch.Tensor, timeout: float) -> None:
+    def begin_send(self, joined: Any, tensor: torch.Tensor) -> None:
         if self.broken:
             raise RuntimeError("the wire is broken")
         for end in self.ends:
             end.arrived.append(tensor.clone())
+
+    def finish_send(self, work: None, tensor: torch.Tensor, timeout: float) -> None:
+        if self.lost:
+            raise RuntimeError("a receiver was lost on the way")
 
 
 class Arriving(EngineReceiver):
@@ -201,9 +206,9 @@ async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
     for number in range(9):
         if number == 7:
             ends["c"] = Arriving(wire)
-        wire.broken = number == 4
+        wire.broken, wire.lost = number == 4, number == 6
         await transport.stage(version_of(number), number)
-        wire.broken = False
+        wire.broken = wire.lost = False
         if number == 2:
             continue
         ends["b"].refuses = number == 5
@@ -260,9 +265,9 @@ def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(
         def get(self, key: str) -> bytes:
             return str(len(sent[key])).encode()
 
-    def broadcast(there: torch.Tensor, src: int, group: Any) -> None:
+    def broadcast(there: torch.Tensor, src: int, group: Any, async_op: bool) -> Any:
         memory.add(there.data_ptr())
-        there.copy_(sent[store.key])
+        return SimpleNamespace(wait=lambda there=there, key=store.key: there.copy_(sent[key]))
 
     monkeypatch.setattr(module.dist, "broadcast", broadcast)
     store = Store()
@@ -326,6 +331,8 @@ def make_updater(module: Any, model: Loader) -> Any:
         def end_weight_update(self, **given: Any) -> None:
             if model.habit == "scale":
                 model.one.data.mul_(3)
+            if model.habit == "pack":
+                model.one.data = model.one.data.t().contiguous().t()
 
     module.place_again(Updater)
     return Updater()
@@ -350,6 +357,7 @@ def named_parts(number: int, order: str) -> tuple[torch.Tensor, list[tuple[str, 
         ("double", "first second one", 4, set()),
         ("sum", "first second one", 4, set()),
         ("scale", "first second one", 4, set()),
+        ("pack", "first second one", 4, set()),
     ],
 )
 def test_a_server_that_only_copies_weights_lets_its_parameters_lie_where_the_next_arrive(

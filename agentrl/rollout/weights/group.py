@@ -66,7 +66,16 @@ def send(group: Any, tensor: Tensor, timeout: float) -> None:
     Raises:
         RuntimeError: a receiver was lost, or did not receive it within `timeout` seconds.
     """
-    work = dist.broadcast(tensor, src=0, group=group, async_op=True)
+    finish_send(begin_send(group, tensor), tensor, timeout)
+
+
+def begin_send(group: Any, tensor: Tensor) -> Any:
+    """Begin a broadcast from rank 0 and return what `finish_send` waits for, in the same order."""
+    return dist.broadcast(tensor, src=0, group=group, async_op=True)
+
+
+def finish_send(work: Any, tensor: Tensor, timeout: float) -> None:
+    """Wait until this end is done; raises as `send` does."""
     if work is not None:
         work.wait(timedelta(seconds=timeout))
     if tensor.is_cuda:

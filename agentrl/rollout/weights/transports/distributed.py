@@ -4,7 +4,8 @@ A bucket is one flat broadcast. The trainer gathers the next bucket while the la
 engines to receive the next while they still load the last: a scheduler handles its calls one after the other, and
 the previous broadcast is complete by then, so they stay in order.
 
-Engines on a CPU that can (`Receiver.receives_ahead`) receive in a thread of their own. What they may hold beside their
+Engines on a CPU that can (`Receiver.receives_ahead`) receive in a thread of their own, two buckets at once: between two
+that follow each other the cores would wait. What they may hold beside their
 weights they are sent while they generate, and load in one call: a pause has no transfer in it. That begins with the
 second publication to the same engines, since their group meets in the first. They say there how much memory they find
 free, of which all ranks together are sent at most half.
@@ -66,6 +67,7 @@ class DistributedTransport:
         self._held_last = False  # whether the last bucket is among them
         self._in_step = True  # engines hold nothing else
         self._announced: groups.Announcements | None = None
+        self._sending: list[tuple[Any, Tensor]] = []  # broadcasts that have begun
         self._group: Any = None
         self._store: Any = None  # where the group meets; no other reference is kept, so that letting it go ends it
 
@@ -91,6 +93,7 @@ class DistributedTransport:
             await asyncio.to_thread(self._broadcast_bucket, flat)
             self._held.append(bucket.without_values())
             room -= bucket.nbytes
+        await asyncio.to_thread(self._finish_sending)
         self._in_step = True
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
@@ -136,15 +139,12 @@ class DistributedTransport:
                 bucket, flat, last = item
                 if not threaded:
                     load(bucket, last)
-                try:
-                    await asyncio.to_thread(self._broadcast_bucket, flat)
-                except RuntimeError as error:
-                    errors |= {name: EngineError(f"the broadcast failed: {error}") for name in receivers}
-                    await self._leave_group()  # ends the wait of those that expect the rest
+                errors |= await self._fail_unless_sent(receivers, flat)
                 if len(loading) > (not threaded):
                     errors |= _failures(await loading.pop(0))
                 if threaded and not errors:
                     load(bucket, last)
+            errors |= await self._fail_unless_sent(receivers)
         finally:
             self._close_source()
             for task in loading:
@@ -165,10 +165,26 @@ class DistributedTransport:
     async def _receive(self, receivers: Mapping[str, Receiver], bucket: Bucket, commit: LoadCommit | None) -> Sent:
         return await each(receivers, lambda receiver: receiver.receive(bucket, commit))
 
+    async def _fail_unless_sent(self, receivers: Iterable[str], flat: Tensor | None = None) -> dict[str, AgentRLError]:
+        """Broadcast a bucket, or finish those that have begun; returns everybody's failure where that fails."""
+        try:
+            await asyncio.to_thread(*((self._finish_sending,) if flat is None else (self._broadcast_bucket, flat)))
+        except RuntimeError as error:
+            await self._leave_group()  # ends the wait of those that expect the rest
+            return {name: EngineError(f"the broadcast failed: {error}") for name in receivers}
+        return {}
+
     def _broadcast_bucket(self, flat: Tensor) -> None:
         if self._announced is not None:
             self._announced.announce(flat.nbytes)
-        groups.send(self._group, flat.cuda() if self.backend == "nccl" else flat.cpu(), self.timeout)
+        sent = flat.cuda() if self.backend == "nccl" else flat.cpu()
+        self._sending.append((groups.begin_send(self._group, sent), sent))
+        self._finish_sending(0 if self._announced is None else 1)
+
+    def _finish_sending(self, but: int = 0) -> None:
+        """Wait for the broadcasts that have begun, but for the last so many."""
+        while len(self._sending) > but:
+            groups.finish_send(*self._sending.pop(0), self.timeout)
 
     def _is_joined(self, receivers: Mapping[str, Receiver]) -> bool:
         return self._group is not None and self._in_step and self._receivers == dict(receivers)
@@ -228,6 +244,7 @@ class DistributedTransport:
 
     async def _leave_group(self) -> None:
         group, self._group, self._store, self._announced = self._group, None, None, None
+        self._sending = []
         if group is not None:
             await asyncio.to_thread(groups.leave, group)
 

@@ -46,7 +46,7 @@ def count_users(tensor: torch.Tensor) -> int:
 
 
 class Arrivals:
-    """Broadcasts of a group that were not loaded yet, in order.
+    """Broadcasts of a group that were not loaded yet, in order; the trainer begins the next before one has arrived.
 
     Memory that nothing uses any more is received into again: new pages cost more than what is copied into them.
 
@@ -57,7 +57,7 @@ class Arrivals:
 
     def __init__(self, store: Any, group: Any) -> None:
         self._store, self._group = store, group
-        self._arrived: queue.SimpleQueue[torch.Tensor | Exception] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[torch.Tensor, Any] | Exception] = queue.SimpleQueue()
         self._memory: list[torch.Tensor] = []
         self._thread = threading.Thread(target=self._receive, name="agentrl-weights", daemon=True)
         self._thread.start()
@@ -70,8 +70,7 @@ class Arrivals:
                 if size < 0:
                     raise RuntimeError("the trainer has left it")
                 flat = self._find_memory(size)[:size]
-                dist.broadcast(flat, src=0, group=self._group)
-                self._arrived.put(flat)
+                self._arrived.put((flat, dist.broadcast(flat, src=0, group=self._group, async_op=True)))
                 del flat
         except Exception as error:  # the trainer has left the group, or died: whoever waits for weights is told
             self._arrived.put(error)
@@ -116,10 +115,14 @@ class Arrivals:
         if left:
             raise RuntimeError(f"{left} bytes arrived before {name}")
         arrived = self._arrived.get()
-        if isinstance(arrived, Exception):
-            self._arrived.put(arrived)
-            raise RuntimeError(f"the weights' group ended: {arrived}")
-        return arrived
+        try:
+            if isinstance(arrived, Exception):
+                raise arrived
+            arrived[1].wait()
+        except Exception as error:
+            self._arrived.put(error)
+            raise RuntimeError(f"the weights' group ended: {error}") from error
+        return arrived[0]
 
 
 class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -184,8 +187,10 @@ class Placement:
         if self.parts is None:
             return False
         parameters = dict(model.named_parameters())
+        if not all(name in parameters and parameters[name].is_contiguous() for name in self.parts):
+            return False  # it was packed, or is kept in another form
         return all(
-            torch.equal(place.view(torch.uint8), tensor.view(-1).view(torch.uint8))
+            has_bytes_of(place, tensor.view(-1))
             for name, numbers in self.parts.items()
             for place, tensor in split(parameters[name], [tensors[number] for number in numbers])
         )
@@ -215,6 +220,13 @@ def split(parameter: torch.Tensor, parts: Sequence[torch.Tensor]) -> Iterator[tu
     for part in parts:
         yield parameter.data.view(-1)[at : at + part.numel()], part
         at += part.numel()
+
+
+def has_bytes_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two flat tensors of a size have the same bytes; eight at a time where they can be read so."""
+    wide = all(each.nbytes % 8 == each.data_ptr() % 8 == 0 for each in (one, other))
+    kind = torch.int64 if wide else torch.uint8
+    return torch.equal(one.view(kind), other.view(kind))
 
 
 def find_whole(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor | None:
