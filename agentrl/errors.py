@@ -44,7 +44,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -242,6 +243,22 @@ def missing_extra(package: str, extra: str) -> MissingExtra:
         why = f"{package!r} is there, and was not loaded to its end, as after Ctrl-C: begin again, or install it anew"
         return MissingExtra(f"{why}: {install_command(extra)}")
     return MissingExtra(f"{package!r} is not installed; it comes with the extra {extra!r}: {install_command(extra)}")
+
+
+@contextmanager
+def require_extra(extra: str, package: str = "") -> Iterator[None]:
+    """Raise `missing_extra` where an import within the block fails.
+
+    Args:
+        extra: what brings the package.
+        package: by the name that it is installed by; "": the module that was not found, and no other ImportError.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if not package and not isinstance(error, ModuleNotFoundError):
+            raise
+        raise missing_extra(package or error.name or extra, extra) from error
 
 
 def _is_installed(package: str) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from agentrl.errors import InvalidInput, missing_extra, nearest
+from agentrl.errors import InvalidInput, nearest, require_extra
 from agentrl.models import tokenizer_files
 from agentrl.models.image_processor import ImageProcessor, find_processor
 from agentrl.models.tokenizer_files import named_templates
@@ -205,10 +205,8 @@ def _load(path: Path) -> HFTokenizer:
 
 
 def _backend(source: str) -> Backend:
-    try:
+    with require_extra("train", "tokenizers"):
         from tokenizers import Tokenizer as Backend
-    except ImportError:
-        raise missing_extra("tokenizers", "train") from None
     try:
         return Backend.from_str(source)
     except Exception as error:  # the library raises bare Exception

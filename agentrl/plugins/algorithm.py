@@ -1,6 +1,7 @@
 """A learning algorithm as a plug-in: credit for each trained turn, and a loss of it.
 
-It is a subclass of `Algorithm`, or of `PolicyGradient` where only the advantage is new and `algo.loss` names the loss.
+It is a subclass of `Algorithm`, or of `PolicyGradient` where only the advantage is new (`judge`, of one group)
+and `algo.loss` names the loss.
 Its attribute `settings` is the class of the section `algo.*`; `needs` says what it needs of the loop and the trainer.
 
 - Named by `algo=file.py:CLASS`, `register`, or an entry point in the group `agentrl.algorithms`.

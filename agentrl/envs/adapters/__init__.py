@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from agentrl.errors import missing_extra
+from agentrl.errors import require_extra
 
 
 def library(module: str, extra: str, package: str = "") -> ModuleType:
@@ -19,7 +19,5 @@ def library(module: str, extra: str, package: str = "") -> ModuleType:
     Raises:
         MissingExtra: it is not installed.
     """
-    try:
+    with require_extra(extra):
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise missing_extra(package or error.name or module, extra) from error

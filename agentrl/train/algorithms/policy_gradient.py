@@ -1,11 +1,12 @@
 """Algorithms that are an advantage and a policy loss: `algo` names the one, `algo.loss` the other.
 
-A subclass says how advantages are estimated (`credit`), and which loss, denominator and so on are its defaults.
+A subclass says how advantages are estimated (`judge`, or all of `credit`), and which loss, denominator and so on are
+its defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import SerializeAsAny
@@ -13,8 +14,11 @@ from pydantic import SerializeAsAny
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError
 from agentrl.train.algorithms.base import Algorithm, Needs
+from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_losses import VALIDATED, LossConfig, LossSection, make_loss, preset
 from agentrl.train.algorithms.policy_losses.base import Compared
+from agentrl.train.algorithms.returns import Found, credit_of, whiten
+from agentrl.types import Group, Session
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +55,7 @@ class PolicyGradient(Algorithm):
         counterfactuals: whether they need returns of continuations of joint turns.
         whole_sessions: whether they are of whole sessions, so that forks have no meaning.
         greedy: whether they need a greedy session beside each group.
+        whitened: whether they are standardised over the batch's trained tokens.
         compares: what credit has besides advantages, `pairs` or `labels`; `algo.loss` is then one over these.
         policy_loss: the loss that `algo.loss` names.
     """
@@ -64,6 +69,7 @@ class PolicyGradient(Algorithm):
     counterfactuals: ClassVar[bool] = False
     whole_sessions: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
+    whitened: ClassVar[bool] = False
     compares: ClassVar[Compared | None] = None
     config: PolicyGradientConfig
 
@@ -111,6 +117,15 @@ class PolicyGradient(Algorithm):
     @property
     def summand(self) -> Summand | None:
         return self.policy_loss.summand
+
+    def judge(self, sessions: Sequence[Session]) -> Found:
+        """Return the advantages of one group, from its scored sessions."""
+        raise NotImplementedError
+
+    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
+        """Each trained node's advantage and weight; by default as `judge` finds advantages, group by group."""
+        across = (lambda found: whiten(found, groups)) if self.whitened else None
+        return credit_of(groups, self.config, self.judge, across)
 
     def mark(self, forests: Sequence[Forest]) -> None:
         self.policy_loss.mark(forests)

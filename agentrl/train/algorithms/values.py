@@ -25,7 +25,7 @@ from agentrl.train.algorithms.credit import (
 )
 from agentrl.train.forest.packing import pack_with_spans
 from agentrl.train.trainers.base import Critic
-from agentrl.types import Group
+from agentrl.types import Group, Node, Session
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +58,7 @@ def per_token(
     token_budget: int,
     seed: int = 0,
     view: int = 0,
+    choose: Callable[[Session], list[Node]] = trainable_nodes,
 ) -> Values:
     """A number for each trainable token of the scored sessions, 0 at other tokens.
 
@@ -67,8 +68,9 @@ def per_token(
         token_budget: tokens of one forest.
         seed: of packing.
         view: how many numbers of `Env.critic_view` are computed with.
+        choose: a session's nodes with tokens that count.
     """
-    nodes = {(s.id, n.id): n for group in groups for s in group.scored for n in trainable_nodes(s)}
+    nodes = {(s.id, n.id): n for group in groups for s in group.scored for n in choose(s)}
     every = Credit({key: (NodeAdvantage(0.0, 1.0),) for key in nodes})
     packed = list(pack_with_spans(groups, every, token_budget, seed=seed, view=view))
     found = {key: [0.0] * len(node.token_ids) for key, node in nodes.items()}

@@ -13,9 +13,9 @@ Parts are placed largest first into the first forest with enough free tokens; th
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.credit import Credit, NodeKey, SequenceKind, passed_to_helpers
@@ -34,6 +34,8 @@ from agentrl.types import Group, Session
 if TYPE_CHECKING:
     from agentrl.train.algorithms import Algorithm
     from agentrl.train.algorithms.credit import Values
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,16 +286,19 @@ def _part(
 def _fill(parts: Sequence[ForestPart], budget: int, seed: int) -> list[list[ForestPart]]:
     order = list(parts)
     random.Random(seed).shuffle(order)
-    order.sort(key=lambda part: part.load, reverse=True)
-    bins: list[list[ForestPart]] = []
+    return fill_bins(order, lambda part: part.load, budget)
+
+
+def fill_bins(items: Iterable[T], size: Callable[[T], int], budget: int) -> list[list[T]]:
+    """Return bins of at most `budget`, unless one item has more: the largest first, each where there is room first."""
+    bins: list[list[T]] = []
     free: list[int] = []
-    for part in order:
-        size = part.load
-        place = next((i for i, left in enumerate(free) if left >= size), None)
+    for item in sorted(items, key=size, reverse=True):
+        place = next((i for i, left in enumerate(free) if left >= size(item)), None)
         if place is None:
             bins.append([])
             free.append(budget)
             place = len(bins) - 1
-        bins[place].append(part)
-        free[place] -= size
+        bins[place].append(item)
+        free[place] -= size(item)
     return bins

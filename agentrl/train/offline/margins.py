@@ -11,15 +11,16 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.algorithms.credit import Credit, NodeAdvantage, NodeKey, SequenceKind, Values, trained_tokens
+from agentrl.train.algorithms.credit import NodeKey, SequenceKind, Values, trained_tokens
 from agentrl.train.algorithms.pairs import compared_nodes
 from agentrl.train.algorithms.policy_gradient import PolicyGradient
 from agentrl.train.algorithms.sequences import sequences_of, sides_of
-from agentrl.train.forest.packing import pack_with_spans
+from agentrl.train.algorithms.values import per_token
 from agentrl.train.trainers import Computing
 from agentrl.types import Group
 
@@ -101,8 +102,9 @@ def _scores(
     import torch
 
     compute = algorithm.policy_loss.reference
-    logp = _token_logprobs(trainer, groups, budget)
-    ref_logp: Values = _token_logprobs(trainer, groups, budget, reference=True) if compute else {}
+    logp = per_token(groups, trainer.logprobs, budget, choose=compared_nodes)
+    refer = partial(trainer.logprobs, reference=True)
+    ref_logp: Values = per_token(groups, refer, budget, choose=compared_nodes) if compute else {}
     names, sums = list[NodeKey](), list[tuple[float, float, int]]()
     for session in (session for group in groups for session in group.scored):
         ends = session.partly_used()
@@ -121,22 +123,6 @@ def _scores(
     score = getattr(loss, "score", None)
     made = score(*columns) if score is not None else columns[0] - columns[1]
     return dict(zip(names, (getattr(loss.config, "beta", 1.0) * made).tolist(), strict=True))
-
-
-def _token_logprobs(
-    trainer: Computing, groups: Sequence[Group], budget: int, *, reference: bool = False
-) -> dict[NodeKey, list[float]]:
-    """The log-probability of each compared token, by node; 0 at other tokens."""
-    nodes = {(s.id, n.id): n for group in groups for s in group.scored for n in compared_nodes(s)}
-    credit = Credit({key: (NodeAdvantage(0.0, 1.0),) for key in nodes})
-    packed = list(pack_with_spans(groups, credit, budget))
-    found = {key: [0.0] * len(node.token_ids) for key, node in nodes.items()}
-    computed = trainer.logprobs([forest for forest, _ in packed], reference=reference) if packed else []
-    for (_, spans), logp_T in zip(packed, computed, strict=True):
-        logp = logp_T.tolist()
-        for span in spans:
-            found[span.node][span.start : span.start + span.length] = logp[span.at : span.at + span.length]
-    return found
 
 
 def _mean(values: Sequence[float]) -> float:

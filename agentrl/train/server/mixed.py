@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.train.forest.forest import Forest
+from agentrl.train.forest.packing import fill_bins
 from agentrl.train.server.passes import PassWork
 from agentrl.train.server.prefixes import SharedPass, shared_passes
 from agentrl.train.trainers.segments import AdapterSegment
@@ -47,19 +48,7 @@ class MixedPass:
 def mixed_passes(works: Sequence[PassWork], budget: int) -> Iterator[MixedPass]:
     """Yield passes of at most `budget` tokens, unless one datum has more: the largest parts first, then what fits."""
     parts = [(work, shared) for work in works for shared in shared_passes(work.request.data, budget)]
-    bins: list[list[tuple[PassWork, SharedPass]]] = []
-    sizes: list[int] = []
-    for work, shared in sorted(parts, key=lambda part: -len(part[1].forest)):
-        size = len(shared.forest)
-        place = next((place for place, taken in enumerate(sizes) if taken + size <= budget), None)
-        if place is None:
-            bins.append([])
-            sizes.append(0)
-            place = -1
-        bins[place].append((work, shared))
-        sizes[place] += size
-    for each in bins:
-        yield _join(each)
+    yield from map(_join, fill_bins(parts, lambda part: len(part[1].forest), budget))
 
 
 def _join(parts: Sequence[tuple[PassWork, SharedPass]]) -> MixedPass:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.plan.memory import Numbers, Split, TrainerMemory, trainer_memory
 from agentrl.train.plan.shapes import Shape
@@ -83,10 +83,8 @@ class TrainerPlugin:
         Raises:
             MissingExtra: its libraries are not installed.
         """
-        try:
+        with require_extra("train"):
             factory = self.factory()
-        except ModuleNotFoundError as error:
-            raise missing_extra(str(error.name), "train") from error
         return factory(path, config, algo, **more)
 
     def check(self, config: Any) -> None:
@@ -145,10 +143,7 @@ class TrainerPlugin:
         needs = algorithm.needs
         own_critic = needs.critic and algorithm.critic_config.value_trunk == "own"
         if own_critic and not self.own_critic:
-            raise ConfigError(
-                f"algo.value_trunk=own: trainer={config.name} has one model, whose hidden states its critic reads; use "
-                "algo.value_trunk=policy, or trainer=torch"
-            )
+            raise own_trunk_refused(config)
         return Numbers(
             "torch",
             config.dtype,
@@ -168,6 +163,14 @@ class TrainerPlugin:
             split: how ranks share it.
         """
         return trainer_memory(shape, split, self.numbers(config, algorithm), config.token_budget)
+
+
+def own_trunk_refused(config: TrainerConfig) -> ConfigError:
+    """Return the error of a trainer that has no place for a critic with a trunk of its own."""
+    return ConfigError(
+        f"algo.value_trunk=own: trainer={config.name} has one model, whose hidden states its critic reads; use "
+        "algo.value_trunk=policy, or trainer=torch"
+    )
 
 
 class TrainerFactoryPlugin(TrainerPlugin):

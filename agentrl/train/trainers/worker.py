@@ -38,9 +38,9 @@ class TrainerRole:
     ) -> None:
         self.trainer = make_trainer(path, config, algo, total_steps=total_steps, seed=seed, prove=prove, lora=lora)
 
-    def run(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def run(self, method: str, *arguments: Any) -> Any:
         """Call one of the trainer's methods; returns its result and the version after it."""
-        return getattr(self.trainer, method)(*arguments, **options), self.trainer.version
+        return getattr(self.trainer, method)(*arguments), self.trainer.version
 
     def begin(self, algo: AlgoConfig, total_steps: int, whole: bool) -> None:
         """Begin a phase of a trainer of adapters."""
@@ -49,19 +49,17 @@ class TrainerRole:
     def logprobs(self, forests: Sequence[Forest], reference: bool) -> list[Tensor]:
         return self.trainer.logprobs(forests, reference=reference)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, tensor.detach()) for name, tensor in self.trainer.weights())
-
-    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        if not isinstance(self.trainer, Averager):
+    def tensors(self, method: str) -> Iterator[tuple[str, Tensor]]:
+        """The named tensors that a method yields."""
+        if method == "averaged_weights" and not isinstance(self.trainer, Averager):
             raise ConfigError(f"eval.weights=averaged: {type(self.trainer).__name__} has no averaged_weights()")
-        return ((name, tensor.detach()) for name, tensor in self.trainer.averaged_weights())
+        return ((name, tensor.detach()) for name, tensor in getattr(self.trainer, method)())
 
     def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None, method: str) -> Shapes:
         """Write the weights that `method` yields."""
         from agentrl.rollout.weights.snapshot import save_snapshot
 
-        weights = getattr(self, method)()
+        weights = self.tensors(method)
         return save_snapshot(weights if convert is None else convert(weights), folder, base, limit)
 
     def facts(self) -> tuple[int, int | None, bool]:
@@ -95,21 +93,17 @@ class WorkerComputing(ABC):
         value_forests: Sequence[Forest] = (),
     ) -> dict[str, float]:
         beside = (list(value_forests),) if value_forests else ()  # which other trainers don't take
-        found: dict[str, float] = self._call("step", list(forests), state, *beside)
-        return found
+        return cast(dict[str, float], self._call("step", list(forests), state, *beside))
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
-        found: list[Tensor] = self._run("logprobs", list(forests), reference)
-        return found
+        return cast("list[Tensor]", self._run("logprobs", list(forests), reference))
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        found: list[Tensor] = self._call("values", list(forests), start)
-        return found
+        return cast("list[Tensor]", self._call("values", list(forests), start))
 
     def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
         """Return the reward model's token rewards."""
-        found: list[Tensor] = self._call("token_rewards", list(forests))
-        return found
+        return cast("list[Tensor]", self._call("token_rewards", list(forests)))
 
     def _call(self, method: str, *arguments: Any) -> Any:
         result, self.version = self._run("run", method, *arguments)
@@ -230,7 +224,7 @@ class WorkerTrainer(WorkerComputing):
 
     def _stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
         try:
-            yield from self.worker.iterate(method, timeout=self._timeout)
+            yield from self.worker.iterate("tensors", method, timeout=self._timeout)
         except InfraError as error:
             raise self._make_error(error) from None
 
@@ -239,8 +233,7 @@ class WorkerTrainer(WorkerComputing):
     ) -> Shapes:
         """Write the weights from the trainer's process, on a file system that all share."""
         paths = Path(folder).absolute(), Path(base).absolute()
-        found: Shapes = self._run("save_weights", *paths, limit, convert, method)
-        return found
+        return cast("Shapes", self._run("save_weights", *paths, limit, convert, method))
 
     def save(self, path: Path) -> None:
         self._call("save", Path(path).absolute())

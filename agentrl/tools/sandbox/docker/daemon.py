@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 from agentrl.tools.sandbox.base import DaemonError
 from agentrl.tools.sandbox.runner.transport import AttachStream, daemon_address, default_daemon
 from agentrl.tools.threads import in_forked_child
@@ -44,10 +44,8 @@ class Daemon:
     """One daemon. `api` is docker-py's low-level client, for calls made through `call`."""
 
     def __init__(self, address: str) -> None:
-        try:
+        with require_extra("docker", "docker"):
             import docker
-        except ImportError:
-            raise missing_extra("docker", "docker") from None
         self.address = address
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="agentrl-docker")
         daemon_address(address)  # raises where streams can't be attached

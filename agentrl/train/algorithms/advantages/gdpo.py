@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.branch_returns import SAME, STD_FLOOR
-from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import Found, by_session, credit_of, whiten
+from agentrl.train.algorithms.returns import Found, by_session
 from agentrl.train.algorithms.shaping import SHAPED
-from agentrl.types import Group, Session
+from agentrl.types import Session
 
 
 class GdpoConfig(PolicyGradientConfig):
@@ -47,12 +46,10 @@ class Gdpo(PolicyGradient):
     )
     group_size = 2
     whole_sessions = True
+    whitened = True
     config: GdpoConfig
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return credit_of(groups, self.config, self._judge, lambda found: whiten(found, groups))
-
-    def _judge(self, sessions: Sequence[Session]) -> Found:
+    def judge(self, sessions: Sequence[Session]) -> Found:
         names = sorted({name for session in sessions for name in session.rewards})
         added = {SHAPED: 1.0} if SHAPED in names else {}
         weights = added | (self.config.weights or dict.fromkeys(names, 1.0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import NonNegativeFloat
@@ -19,9 +19,9 @@ from agentrl.config import Fraction
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.advantages.grpo import Grpo, GrpoConfig
 from agentrl.train.algorithms.branch_returns import SAME, STD_FLOOR
-from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
-from agentrl.train.algorithms.returns import Found, change_advantages, credit_of, relative
-from agentrl.types import Group, Node, Session
+from agentrl.train.algorithms.credit import NodeKey, trainable_nodes
+from agentrl.train.algorithms.returns import Found, change_advantages
+from agentrl.types import Node, Session
 from agentrl.types.session import outcome, path_weights
 
 State = tuple[str, ...]
@@ -54,15 +54,10 @@ class Gigpo(Grpo):
     )
     config: GigpoConfig
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return credit_of(groups, self.config, self._judge)
-
-    def _judge(self, sessions: Sequence[Session]) -> Found:
-        scale = self.config.scale_by_std
-        episode = relative(sessions, self.config, "mean", scale)
+    def judge(self, sessions: Sequence[Session]) -> Found:
         steps = self._steps(sessions)
         found: Found = {}
-        for key, each in episode.items():
+        for key, each in super().judge(sessions).items():
             step = self.config.step_weight * steps.get(key, 0.0)
             found |= change_advantages({key: each}, lambda a, step=step: a + step)  # type: ignore[misc]
         return found

@@ -6,14 +6,13 @@ nor by a session's length: Liu et al., Understanding R1-Zero-Like Training (arXi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from agentrl.train.algorithms.about import About
-from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import group_relative
-from agentrl.types import Group
+from agentrl.train.algorithms.returns import Found, relative
+from agentrl.types import Session
 
 
 class GrpoConfig(PolicyGradientConfig):
@@ -37,8 +36,8 @@ class Grpo(PolicyGradient):
     group_size = 2
     config: GrpoConfig
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return group_relative(groups, self.config, baseline="mean", scale=self.config.scale_by_std)
+    def judge(self, sessions: Sequence[Session]) -> Found:
+        return relative(sessions, self.config, "mean", self.config.scale_by_std)
 
 
 class DrGrpoConfig(GrpoConfig):

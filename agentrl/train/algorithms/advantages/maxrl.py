@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agentrl.train.algorithms.about import About
-from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import Found, Rows, by_turn, change_advantages, credit_of, means, relative, scores
-from agentrl.types import Group, Session
+from agentrl.train.algorithms.returns import Found, Rows, by_turn, change_advantages, means, relative, scores
+from agentrl.types import Session
 
 FLOOR = 1e-6
 """Added to the mean, so that a group without success has advantages of 0."""
@@ -28,10 +27,7 @@ class MaxRl(PolicyGradient):
     )
     group_size = 2
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return credit_of(groups, self.config, self._judge)
-
-    def _judge(self, sessions: Sequence[Session]) -> Found:
+    def judge(self, sessions: Sequence[Session]) -> Found:
         if not any(session.branches for session in sessions):
             return by_turn(sessions, "mean", _mean)
         mean = max(statistics.fmean(scores(sessions)), 0.0) + FLOOR

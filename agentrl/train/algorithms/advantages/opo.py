@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agentrl.train.algorithms.about import About
-from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes, trained_tokens
+from agentrl.train.algorithms.credit import trainable_nodes, trained_tokens
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
-from agentrl.train.algorithms.returns import Found, Rows, by_turn, credit_of, means
-from agentrl.types import Group, Session
+from agentrl.train.algorithms.returns import Found, Rows, by_turn, means
+from agentrl.types import Session
 
 
 class Opo(PolicyGradient):
@@ -26,25 +26,21 @@ class Opo(PolicyGradient):
     group_size = 2
     whole_sessions = True
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return credit_of(groups, self.config, _judge)
+    def judge(self, sessions: Sequence[Session]) -> Found:
+        lengths = [_length(session) for session in sessions]
 
+        def baseline(returns: Sequence[Rows]) -> list[list[float]]:
+            own, total = [means(rows) for rows in returns], sum(lengths)
+            if not total:
+                return own
+            column = [
+                math.fsum(n * x for n, x in zip(lengths, each, strict=True)) / total for each in zip(*own, strict=True)
+            ]
+            return [column] * len(own)
 
-def _judge(sessions: Sequence[Session]) -> Found:
-    lengths = [_length(session) for session in sessions]
-
-    def baseline(returns: Sequence[Rows]) -> list[list[float]]:
-        own, total = [means(rows) for rows in returns], sum(lengths)
-        if not total:
-            return own
-        column = [
-            math.fsum(n * x for n, x in zip(lengths, each, strict=True)) / total for each in zip(*own, strict=True)
-        ]
-        return [column] * len(own)
-
-    if len(sessions) < 2:
-        return by_turn(sessions, "mean")
-    return by_turn(sessions, baseline)
+        if len(sessions) < 2:
+            return by_turn(sessions, "mean")
+        return by_turn(sessions, baseline)
 
 
 def _length(session: Session) -> int:

@@ -7,16 +7,15 @@ pass or fail, so that any reward will do (as Walder and Karkhanis, arXiv:2505.15
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pydantic import PositiveInt
 
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.branch_returns import SAME
-from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import Found, by_session, credit_of, scores
-from agentrl.types import Group, Session
+from agentrl.train.algorithms.returns import Found, by_session, scores
+from agentrl.types import Session
 
 
 class PassAtKConfig(PolicyGradientConfig):
@@ -41,10 +40,7 @@ class PassAtK(PolicyGradient):
     whole_sessions = True
     config: PassAtKConfig
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return credit_of(groups, self.config, self._judge)
-
-    def _judge(self, sessions: Sequence[Session]) -> Found:
+    def judge(self, sessions: Sequence[Session]) -> Found:
         return by_session(sessions, best_of_k(scores(sessions), self.config.k))
 
 

@@ -10,7 +10,7 @@ from agentrl.config import AlgoConfig, Fraction
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.credit import Credit, NodeKey, ids_by_group
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
-from agentrl.train.algorithms.returns import Found, credit_of, relative_to, scores
+from agentrl.train.algorithms.returns import Found, relative_to, scores
 from agentrl.types import AGENT, Group, Session
 
 
@@ -51,11 +51,11 @@ class Rae(PolicyGradient):
         for name, sessions in by_role.items():
             keep, before = self.config.baseline_decay ** len(sessions), self.baselines.get(name, 0.0)
             self.baselines[name] = keep * before + (1 - keep) * statistics.fmean(scores(sessions))
-        credit = credit_of(groups, self.config, self._judge)
+        credit = super().credit(groups)
         credit.metrics |= {f"policy/baseline/{name}": self.baselines[name] for name in by_role}
         return credit
 
-    def _judge(self, sessions: Sequence[Session]) -> Found:
+    def judge(self, sessions: Sequence[Session]) -> Found:
         expected = [self.baselines[role(session)] for session in sessions]
         return relative_to(sessions, self.config, expected)
 

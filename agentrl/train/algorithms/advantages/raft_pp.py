@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.branch_returns import SAME
-from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import Found, by_session, credit_of, scores
-from agentrl.types import Group, Session
+from agentrl.train.algorithms.returns import Found, by_session, scores
+from agentrl.types import Session
 
 
 class RaftPp(PolicyGradient):
@@ -26,12 +25,8 @@ class RaftPp(PolicyGradient):
     group_size = 2
     whole_sessions = True
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return credit_of(groups, self.config, _judge)
-
-
-def _judge(sessions: Sequence[Session]) -> Found:
-    found = scores(sessions)
-    best = max(found, default=0.0)
-    differ = best - min(found, default=0.0) > SAME
-    return by_session(sessions, [float(differ and best - score < SAME) for score in found])
+    def judge(self, sessions: Sequence[Session]) -> Found:
+        found = scores(sessions)
+        best = max(found, default=0.0)
+        differ = best - min(found, default=0.0) > SAME
+        return by_session(sessions, [float(differ and best - score < SAME) for score in found])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.branch_returns import Baseline
-from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.algorithms.returns import credit_of, relative, whiten
-from agentrl.types import Group
+from agentrl.train.algorithms.returns import Found, relative
+from agentrl.types import Session
 
 
 class ReinforcePp(PolicyGradient):
@@ -23,15 +22,11 @@ class ReinforcePp(PolicyGradient):
         "groups of one; many tasks in a batch",
         "verl: reinforce_plus_plus",
     )
+    whitened = True
     baseline: Baseline = "none"
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return credit_of(
-            groups,
-            self.config,
-            lambda sessions: relative(sessions, self.config, self.baseline),
-            lambda found: whiten(found, groups),
-        )
+    def judge(self, sessions: Sequence[Session]) -> Found:
+        return relative(sessions, self.config, self.baseline)
 
 
 class ReinforcePpBaseline(ReinforcePp):

@@ -5,13 +5,12 @@ Ahmadian et al., Back to Basics (arXiv:2402.14740).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agentrl.train.algorithms.about import About
-from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
-from agentrl.train.algorithms.returns import group_relative
-from agentrl.types import Group
+from agentrl.train.algorithms.returns import Found, relative
+from agentrl.types import Session
 
 
 class Rloo(PolicyGradient):
@@ -27,5 +26,5 @@ class Rloo(PolicyGradient):
     )
     group_size = 2
 
-    def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return group_relative(groups, self.config, baseline="leave-one-out")
+    def judge(self, sessions: Sequence[Session]) -> Found:
+        return relative(sessions, self.config, "leave-one-out")

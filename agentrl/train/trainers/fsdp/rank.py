@@ -30,7 +30,7 @@ from agentrl.train.trainers.fsdp.sharding import Gathered, shard_model
 from agentrl.train.trainers.learner import RankStepResult
 from agentrl.train.trainers.lora import adapter_in, is_adapter
 from agentrl.train.trainers.ranks.balance import Division, Share
-from agentrl.train.trainers.ranks.joined import Entry, join_results, sum_over_ranks
+from agentrl.train.trainers.ranks.joined import Entry, all_gather, join_results, sum_over_ranks
 from agentrl.train.trainers.ranks.worker import Builder, RankSettings, join
 from agentrl.train.trainers.torch_trainer.batch import TorchBatch, computing
 
@@ -108,9 +108,7 @@ class FsdpRank(FsdpCheckpoints):
         return [entry for part in self.all_gather(own) for entry in part]
 
     def all_gather(self, value: Any) -> list[Any]:
-        everyone: list[Any] = [None] * self.processes
-        dist.all_gather_object(everyone, value, group=self.control)
-        return everyone
+        return all_gather(value, self.control)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         """FSDP casts weights and inputs, so that gathered weights are in the precision that is computed in."""

@@ -11,7 +11,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import ConfigError
-from agentrl.train.algorithms import make_algorithm
 from agentrl.train.trainers.fsdp.settings import FsdpConfig, ranks_of
 from agentrl.train.trainers.ranks.trainer import RankTrainer, gpus_of
 
@@ -22,6 +21,8 @@ class FsdpTrainer(RankTrainer):
     Raises:
         ConfigError: a setting can't be had with sharded weights, or there are too few GPUs; the message names it.
     """
+
+    config: FsdpConfig
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class FsdpTrainer(RankTrainer):
         super().__init__(
             Path(path),
             self.config,
-            self.allowed(algo or AlgoConfig()),
+            self.make_algorithm(algo or AlgoConfig()),
             total_steps=total_steps,
             seed=seed,
             builder="agentrl.train.trainers.fsdp.rank:FsdpBuilder",
@@ -48,18 +49,6 @@ class FsdpTrainer(RankTrainer):
             timeout=self.config.timeout,
             lora=lora,
         )
-
-    def allowed(self, algo: AlgoConfig) -> AlgoConfig:
-        """Return the algorithm's settings, or raise for what FSDP can't do."""
-        algorithm = make_algorithm(algo)
-        if algorithm.needs.critic and algorithm.critic_config.value_trunk == "own":
-            raise ConfigError(
-                "algo.value_trunk=own: trainer=fsdp shards one model, whose hidden states its critic reads; use "
-                "algo.value_trunk=policy, or trainer=torch"
-            )
-        if algorithm.needs.reward_model:
-            raise ConfigError(f"algo={algo.name} needs a reward model, which trainer=fsdp does not have")
-        return algo
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder, as the torch trainer does; rank 0 gathers all weights in the CPU's memory."""

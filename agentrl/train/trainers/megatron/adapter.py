@@ -47,7 +47,7 @@ from agentrl.train.trainers.megatron.models.weights import export, load, named_p
 from agentrl.train.trainers.megatron.update import device
 from agentrl.train.trainers.optimizer import Optimizer, to_cpu
 from agentrl.train.trainers.parameters import trained_parameters
-from agentrl.train.trainers.ranks.joined import sum_over_ranks
+from agentrl.train.trainers.ranks.joined import all_gather, sum_over_ranks
 
 if TYPE_CHECKING:
     from agentrl.config import AlgoConfig
@@ -66,9 +66,8 @@ class RankAdapter:
         with torch.device("meta"):
             self.skeleton: nn.Module = new_causal_lm(read_config(folder), torch.float32, "eager")
         self._cuts = list(list_cuts(models, family))
-        everyone: list[Any] = [None] * dist.get_world_size()
         mine = {name: None for layer in self._cuts for name, *_ in layer.cuts}
-        dist.all_gather_object(everyone, mine | find_experts(self._cuts, self.skeleton), group=control)
+        everyone = all_gather(mine | find_experts(self._cuts, self.skeleton), control)
         self._known: dict[str, ExpertRows | None] = {name: at for rank in everyone for name, at in rank.items()}
         self._full = set(names_of(self.skeleton, self.lora.full_modules(self.skeleton)))
         self._ties = self._full.issuperset(names_of(self.skeleton, [self.skeleton.get_input_embeddings()]))

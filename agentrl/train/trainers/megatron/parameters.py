@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -19,6 +18,7 @@ from agentrl.train.trainers.megatron.models import Family
 from agentrl.train.trainers.megatron.models.weights import named_parameters
 from agentrl.train.trainers.parameter_settings import ParameterConfig
 from agentrl.train.trainers.parameters import rate_factor, require_matches
+from agentrl.train.trainers.ranks.joined import all_gather
 
 EMBEDDING = "embedding.word_embeddings.weight"
 Factors = Mapping[Parameter, float]
@@ -37,7 +37,7 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
     if config.vision == "full" and not (config.freeze or config.lr_factors or config.layer_decay != 1.0):
         return {}
     held = list(_list_parameters(models, family))
-    names = dict.fromkeys(name for each in _everyones([n for _, _, n in held]) for group in each for name in group)
+    names = dict.fromkeys(name for each in all_gather([n for _, _, n in held]) for group in each for name in group)
     require_matches(list(names), config)
     layers, found, problem = models[0].config.num_layers, dict[Parameter, float](), ""
     for parameter, layer, own in held:
@@ -50,12 +50,12 @@ def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig)
             problem = problem or ", ".join(f"{name}: {_describe(value)}" for name, value in factors.items())
         parameter.requires_grad_(factor is not None)
         found[parameter] = factor or 0.0
-    if problems := [each for each in _everyones(problem) if each]:
+    if problems := [each for each in all_gather(problem) if each]:
         raise ConfigError(
             "trainer.freeze and lr_factors: these weights are one parameter in trainer=megatron, and can't be trained "
             f"differently: {problems[0]}"
         )
-    if not any(_everyones(any(found.values()))):
+    if not any(all_gather(any(found.values()))):
         raise ConfigError(f"trainer.freeze={list(config.freeze)} leaves no parameter to train")
     for model in models:
         if model.pre_process:  # recomputed layers and a pipeline's stages have gradients only where their input has one
@@ -88,9 +88,3 @@ def _with_gradient(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
 
 def _describe(factor: float | None) -> str:
     return "frozen" if factor is None else f"{factor:g} · lr"
-
-
-def _everyones(value: Any) -> list[Any]:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return everyone

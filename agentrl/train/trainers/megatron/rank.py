@@ -49,7 +49,7 @@ from agentrl.train.trainers.megatron.settings import MegatronConfig
 from agentrl.train.trainers.megatron.update import Update, device
 from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.train.trainers.ranks.balance import Division, Share
-from agentrl.train.trainers.ranks.joined import Entry, join_results, sum_over_ranks
+from agentrl.train.trainers.ranks.joined import Entry, all_gather, join_results, sum_over_ranks
 from agentrl.train.trainers.teachers.divergence import VocabularyHead
 
 
@@ -374,6 +374,4 @@ class Rank(StepLearner[Micro]):
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return every rank's value, on every rank."""
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, value, group=self.control)
-        return everyone
+        return all_gather(value, self.control)

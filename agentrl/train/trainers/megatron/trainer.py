@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError, missing_extra
 from agentrl.models.folders import export_folder, model_settings, read_side_files, write_side_files
 from agentrl.models.scoring import score_settings
 from agentrl.models.vision import sees
-from agentrl.train.algorithms import make_algorithm
+from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.forest.forest import Forest
 from agentrl.train.trainers.megatron.layout import layout_of
 from agentrl.train.trainers.megatron.models.family import read_config
@@ -34,6 +34,8 @@ class MegatronTrainer(RankTrainer):
         MissingExtra: Megatron-core is not installed.
     """
 
+    config: MegatronConfig
+
     def __init__(
         self,
         path: str | Path,
@@ -46,19 +48,19 @@ class MegatronTrainer(RankTrainer):
         lora: LoraConfig | None = None,
     ) -> None:
         self.config = config or MegatronConfig()
-        algo = self.allowed(algo or AlgoConfig())
-        self._require_images(Path(path), algo, lora)
+        algorithm = self.make_algorithm(algo or AlgoConfig())
+        self._require_images(Path(path), algorithm, lora)
         folder = Path(path)
         settings = read_config(folder) if sees(folder) else model_settings(folder)
         self.layout = layout_of(self.config, settings, gpus_of(self.config))
         require_megatron()
         self._side_files = read_side_files(Path(path))  # now: the folder may be gone by the time of an export
-        head = make_algorithm(algo).needs.head
+        head = algorithm.needs.head
         self._scores = {} if head is None else score_settings(Path(path), head)
         super().__init__(
             Path(path),
             self.config,
-            algo,
+            algorithm,
             total_steps=total_steps,
             seed=seed,
             builder="agentrl.train.trainers.megatron.builder:MegatronBuilder",
@@ -73,14 +75,15 @@ class MegatronTrainer(RankTrainer):
             lora=lora,
         )
 
-    def _require_images(self, path: Path, algo: AlgoConfig, lora: LoraConfig | None) -> None:
+    def _require_images(self, path: Path, algorithm: Algorithm, lora: LoraConfig | None) -> None:
         """Refuse adapters and score models of a model that sees."""
         if not sees(path):
             return
         if lora is not None and lora.active:
             raise ConfigError("model.lora: adapters of vision-language models are not trained yet; train them whole")
-        if make_algorithm(algo).needs.head is not None:
-            raise ConfigError(f"algo={algo.name}: trainer=megatron makes no score model of one that sees images")
+        if algorithm.needs.head is not None:
+            name = algorithm.config.name
+            raise ConfigError(f"algo={name}: trainer=megatron makes no score model of one that sees images")
 
     def attempt(self, folder: Path, config: MegatronConfig, forest: Forest) -> tuple[Tensor, float]:
         """Compute a forest on the ranks with another model, in the same layout; their previous model is freed.
@@ -94,20 +97,15 @@ class MegatronTrainer(RankTrainer):
             Its trained tokens' log-probabilities [T], and the norm of its gradient.
         """
         config = config.model_copy(update={"freeze": (), "lr_factors": {}, "vision": "full"})  # of the run's model
-        self.build(folder, config, AlgoConfig(), 1)
+        self.build(folder, config, make_algorithm(AlgoConfig()), 1)
         (logp,) = self.logprobs([forest])
         norm = self.step([forest])["grad_norm"]
         self.version = 0
         return logp, norm
 
-    def allowed(self, algo: AlgoConfig) -> AlgoConfig:
-        """Return the algorithm's settings, or raise for what only the torch trainer can do."""
-        algorithm = make_algorithm(algo)
-        if algorithm.needs.critic and algorithm.critic_config.value_trunk == "own":
-            raise ConfigError(
-                "algo.value_trunk=own: trainer=megatron has one model in its layout, and its critic reads that one's "
-                "hidden states; use algo.value_trunk=policy, or trainer=torch"
-            )
+    def make_algorithm(self, algo: AlgoConfig) -> Algorithm:
+        """Build a phase's algorithm, or raise for what only the torch trainer can do."""
+        algorithm = super().make_algorithm(algo)
         if algorithm.needs.critic and algorithm.critic_config.value_view:
             raise ConfigError(
                 "algo.value_view: trainer=megatron computes values on the ranks that hold hidden states, which get "
@@ -118,7 +116,7 @@ class MegatronTrainer(RankTrainer):
                 "algo.reference_decay: the reference is kept in trainer.dtype=bfloat16, whose rounding would swallow "
                 "the average's small changes; use trainer.dtype=float32, or trainer=torch"
             )
-        return algo
+        return algorithm
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,6 +47,13 @@ def per_token(forests: Sequence[Forest], entries: Iterable[Entry]) -> list[Tenso
         if origin >= 0:
             found[origin][tokens] = values
     return found
+
+
+def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return every rank's value, on every rank; None: of the default group."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, value, group=group)
+    return everyone
 
 
 def sum_over_ranks(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:

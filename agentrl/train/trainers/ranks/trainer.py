@@ -19,8 +19,9 @@ from agentrl.cluster.placement.inventory import on_gpus
 from agentrl.common import cores
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
 from agentrl.errors import ConfigError
-from agentrl.train.algorithms import make_algorithm
+from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.forest.forest import Forest
+from agentrl.train.trainers.plugin import own_trunk_refused
 from agentrl.train.trainers.ranks.computing import RankAccess, RankComputing
 from agentrl.train.trainers.ranks.group import Ranks
 from agentrl.train.trainers.ranks.worker import RankSettings
@@ -37,7 +38,7 @@ class RankTrainer(RankComputing):
     Args:
         path: a Hugging Face folder.
         config: the trainer's settings.
-        algo: the first phase's algorithm.
+        algorithm: the first phase's.
         total_steps: the first phase's length, for the schedule.
         seed: of the ranks' generators.
         builder: the import path of the ranks' `Builder`.
@@ -53,17 +54,19 @@ class RankTrainer(RankComputing):
 
     Attributes:
         device: what the ranks compute on, "cuda" or "cpu"; this process may have another.
+        config: the trainer's settings, which a subclass sets first.
         scratch: a folder that all ranks see, for what is written for them; None: any of this machine.
     """
 
     takes_minibatches: ClassVar[bool] = True
     ranks: Ranks
+    config: TrainerConfig
 
     def __init__(
         self,
         path: Path,
         config: TrainerConfig,
-        algo: AlgoConfig,
+        algorithm: Algorithm,
         *,
         total_steps: int,
         seed: int,
@@ -99,20 +102,20 @@ class RankTrainer(RankComputing):
         try:
             if first is not None:
                 first()
-            self.build(path, config, algo, total_steps, lora)
+            self.build(path, config, algorithm, total_steps, lora)
         except BaseException:
             self.ranks.close()
             raise
 
     def build(
-        self, folder: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int, lora: LoraConfig | None = None
+        self, folder: Path, config: TrainerConfig, algorithm: Algorithm, steps: int, lora: LoraConfig | None = None
     ) -> None:
         """Have the ranks build a model; an earlier one is freed."""
         adapter = () if lora is None or not lora.active else (lora,)
-        self.ranks.call("build", str(folder), config, algo.model_dump(), total_steps, *adapter)
+        self.ranks.call("build", str(folder), config, algorithm.config.model_dump(), steps, *adapter)
         self._lora = lora if lora is not None and lora.active else None
         self._division = self.ranks.call("division")
-        self._algorithm = make_algorithm(algo)
+        self._algorithm = algorithm
         self._teacher: Tensor | None = None
 
     def set_teacher(self, head: VocabularyHead) -> None:
@@ -121,9 +124,14 @@ class RankTrainer(RankComputing):
             self.ranks.call("set_teacher", head.carried())
             self._teacher = head.weight
 
-    def allowed(self, algo: AlgoConfig) -> AlgoConfig:
-        """Return the settings as they are; subclasses refuse some."""
-        return algo
+    def make_algorithm(self, algo: AlgoConfig) -> Algorithm:
+        """Build a phase's algorithm, or raise for what ranks that share one model can't do; subclasses refuse more."""
+        algorithm = make_algorithm(algo)
+        if algorithm.needs.critic and algorithm.critic_config.value_trunk == "own":
+            raise own_trunk_refused(self.config)
+        if algorithm.needs.reward_model:
+            raise ConfigError(f"algo={algo.name} needs a reward model, which trainer={self.config.name} does not have")
+        return algorithm
 
     def begin(self, algo: AlgoConfig, total_steps: int, *, whole: bool = False) -> None:
         """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference.
@@ -131,8 +139,9 @@ class RankTrainer(RankComputing):
         See also `AdapterTrainer`.
         """
         adapter = () if self._lora is None else (whole,)
-        self.ranks.call("begin", self.allowed(algo).model_dump(), total_steps, *adapter)
-        self._algorithm = make_algorithm(algo)
+        algorithm = self.make_algorithm(algo)
+        self.ranks.call("begin", algorithm.config.model_dump(), total_steps, *adapter)
+        self._algorithm = algorithm
 
     def layer_outputs(self, forest: Forest) -> list[Tensor]:
         """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""

@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import vision
 from agentrl.models.adapters import AdapterShape, SavedAdapter
 from agentrl.train.forest.forest import PAIRS, Forest
+from agentrl.train.forest.packing import fill_bins
 from agentrl.train.trainers.lora import Lora, add, is_adapter, linear_layers, list_adapted, remove
 from agentrl.train.trainers.lora_full import full_names
 from agentrl.train.trainers.lora_quantised import PackedLinear
@@ -206,26 +207,14 @@ class MixedPasses:
     def _compute(self) -> None:
         asked, self._asked = self._asked, {}
         losses = dict.fromkeys(asked, 0.0)
+        works = [(tenant, b, loss) for tenant, batches, loss in asked.values() for b in batches]
         try:
-            for part in self._parts([(tenant, b, loss) for tenant, batches, loss in asked.values() for b in batches]):
+            for part in fill_bins(works, lambda work: len(work[1].forest), self.budget):
                 for (tenant, _, _), loss in zip(part, _backward_together(part), strict=True):
                     losses[id(tenant)] += loss
             self._answers.update(losses)
         except Exception as error:  # each tenant's step fails with it
             self._answers.update(dict.fromkeys(asked, error))
-
-    def _parts(self, works: Sequence[_Work]) -> Iterator[list[_Work]]:
-        """Yield forests that are computed together: the largest first, then what fits."""
-        bins: list[list[_Work]] = []
-        for work in sorted(works, key=lambda work: -len(work[1].forest)):
-            size = len(work[1].forest)
-            sizes = [sum(len(batch.forest) for _, batch, _ in taken) for taken in bins]
-            place = next((place for place, taken in enumerate(sizes) if taken + size <= self.budget), None)
-            if place is None:
-                bins.append([work])
-            else:
-                bins[place].append(work)
-        yield from bins
 
 
 def _backward_together(works: Sequence[_Work]) -> list[float]:

@@ -118,7 +118,7 @@ def test_two_steps_on_ranks_without_a_forest_are_those_of_one_process(
     """The second step's tokens are of an older version."""
     algo = algorithm_of(loss, correction, epochs=epochs, kl_coef=kl_coef)
     theirs = TorchTrainer(tiny_llama, TorchConfig(device="cpu", threads=1), algo)
-    ranks.build(tiny_llama, ranks.config, ranks.allowed(algo), 1)
+    ranks.build(tiny_llama, ranks.config, ranks.make_algorithm(algo), 1)
     given = batch(algo, trees, theirs)
     before = {name: tensor.clone() for name, tensor in theirs.weights()}
     for _ in range(STEPS):

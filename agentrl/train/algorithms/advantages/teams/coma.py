@@ -19,7 +19,7 @@ from pydantic import PositiveInt
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.credit import Credit, NodeKey, trainable_nodes
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
-from agentrl.train.algorithms.returns import Found, change_advantages, credit_of, relative
+from agentrl.train.algorithms.returns import Found, change_advantages, relative
 from agentrl.types import Group, Session
 from agentrl.types.session import COUNTERFACTUALS
 
@@ -47,12 +47,12 @@ class Coma(PolicyGradient):
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """Compute the credit; turns of which no continuation was rewarded are left out."""
-        credit = credit_of(groups, self.config, self._judge)
+        credit = super().credit(groups)
         turns = [node for group in groups for session in group.scored for node in baselines(session)]
         credit.metrics["coma/turns"] = float(len(turns))
         return credit
 
-    def _judge(self, sessions: Sequence[Session]) -> Found:
+    def judge(self, sessions: Sequence[Session]) -> Found:
         returns = relative(sessions, self.config, "none")
         found: Found = {}
         for session in sessions:

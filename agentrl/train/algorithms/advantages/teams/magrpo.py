@@ -25,7 +25,7 @@ from agentrl.train.algorithms.joint_turns import (
     tree_of,
 )
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
-from agentrl.train.algorithms.returns import Found, credit_of
+from agentrl.train.algorithms.returns import Found
 from agentrl.types import Group, Node, Session
 from agentrl.types.session import JOINT_PATH
 
@@ -79,14 +79,14 @@ class Magrpo(PolicyGradient):
     config: MagrpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        return _weigh_paths(credit_of(groups, self.config, self._judge), groups)
+        return _weigh_paths(super().credit(groups), groups)
 
     @property
     def needs(self) -> Needs:
         """The needs of the class, and with `pairing=cross` or `tree` a tree of joint turns."""
         return replace(super().needs, combinations=self.config.grows)
 
-    def _judge(self, sessions: Sequence[Session]) -> Found:
+    def judge(self, sessions: Sequence[Session]) -> Found:
         found: Found = {}
         for session, node, advantage in self._advantages(sessions):
             every = [advantage] * (len(node.token_ids) - 1)

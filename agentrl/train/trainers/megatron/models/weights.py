@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from agentrl.errors import InvalidInput
 from agentrl.train.trainers.megatron.models.family import Family, read_config
 from agentrl.train.trainers.megatron.models.layouts import ParameterLayout, Piece, Shape, whole_shapes
 from agentrl.train.trainers.megatron.models.reader import TensorReader
+from agentrl.train.trainers.ranks.joined import all_gather
 
 Read = Callable[[Tensor], Tensor | None]
 
@@ -189,10 +189,8 @@ def _deliver(own: Tensor | None, shard: _Shard, dtype: torch.dtype, to: int | No
 
 def _holders(local: list[tuple[_Place, _Shard]]) -> dict[_Place, list[_Shard]]:
     """Every parameter's shards in order, each at the lowest rank that holds it; from what each rank holds."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, local)
     shards: dict[_Place, dict[int, _Shard]] = {}
-    for place, shard in (entry for rank in everyone for entry in rank):
+    for place, shard in (entry for rank in all_gather(local) for entry in rank):
         shards.setdefault(place, {}).setdefault(shard.index, shard)
     return {place: [found[i] for i in range(len(found))] for place, found in shards.items()}
 
