@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from agentrl.errors import InfraError, StoreError
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.sessions.renderers.families.null import NullRenderer
+from agentrl.sessions.store import recorder as recording
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.types import Message, Session, Status, StepResult, Task
@@ -158,6 +160,21 @@ def test_a_commit_of_many_sessions_stores_what_one_commit_a_step_of_each_would(o
         return await recorder.end(session)
 
     assert asyncio.run(play(True)) == asyncio.run(play(False))
+
+
+async def test_what_comes_alone_is_stored_at_once_and_what_comes_soon_after_a_commit_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session waited 20 ms for others as it began, and again as it ended."""
+    clock, waits = 100.0, list[float]()
+    monkeypatch.setattr(recording, "time", SimpleNamespace(monotonic=lambda: clock, sleep=waits.append))
+    with Store(tmp_path / "s.db") as store, Recorder(store) as recorder:
+        session = Session("a", Task(id="t"))
+        await recorder.resume(session, None)
+        await recorder.end(session)
+        clock += 1.0
+        await recorder.resume(Session("b", Task(id="t")), None)
+    assert waits == pytest.approx([recording.AT_ONCE, recording.TOGETHER, recording.AT_ONCE])
 
 
 async def test_a_turn_that_cannot_be_stored_yet_is_stored_with_a_later_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from agentrl.config import EngineConfig, FleetConfig
 from agentrl.registry import Registry
 from agentrl.rollout.engines.plugin import EngineFactory, EngineFactoryPlugin, EnginePlugin
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
-from agentrl.types import Engine, Tokenizer
+from agentrl.types import Engine
 
 
 def _accept(found: Any) -> EnginePlugin | None:
@@ -36,14 +36,14 @@ ENGINES: Registry[EnginePlugin] = Registry(
 )
 
 
-def make_engine(config: EngineConfig, model_path: str | Path, tokenizer: Tokenizer | None = None) -> Engine:
+def make_engine(config: EngineConfig, model_path: str | Path) -> Engine:
     """The engine that `config.name` names, serving the model in `model_path`.
 
     Raises:
         UnknownName: no engine has that name, and there is none at that import path.
         MissingExtra: what the engine needs is not installed.
     """
-    return ENGINES.find(config.name).make(Path(model_path), config, tokenizer)
+    return ENGINES.find(config.name).make(Path(model_path), config)
 
 
 def check_engine(config: EngineConfig, fleet: FleetConfig, *, here: bool = True) -> None:

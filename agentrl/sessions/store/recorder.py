@@ -2,7 +2,8 @@
 
 A session is stored when it begins, with status OPEN; after each turn its new nodes are appended, and where it is known
 the state of its episode; when it has ended all of it is saved, and only that is awaited. Writing happens on one thread,
-in order. What comes within `TOGETHER` seconds is one commit, which costs a turn less CPU; a kill loses as much.
+in order. What comes within `TOGETHER` seconds of a commit is the next one, which costs a turn less CPU; a kill loses
+as much.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from agentrl.sessions.store.writing import Saving, SessionGrowth
 from agentrl.types import Session
 
 TOGETHER = 0.02
-"""Seconds that a commit waits for more: at 250 turns a second it holds about ten writes instead of three."""
+"""Seconds between two commits: at 250 turns a second one holds about ten writes instead of three."""
+AT_ONCE = 0.002
+"""Seconds that each waits for what comes at the same time, as a group's sessions do, which begin one after another."""
 _CONTAINERS = [field.name for field in fields(Session) if field.default_factory in (dict, list)]
 
 
@@ -83,6 +86,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._queued: list[_Queued] = []
         self._recorded: dict[str, int] = {}
+        self._next_commit = 0.0
 
     async def resume(self, session: Session, state: bytes | None) -> None:
         """Store a session that begins, or goes on from its nodes and its episode's state.
@@ -150,7 +154,8 @@ class Recorder:
 
     def _write(self) -> None:
         watchdog.progress()
-        time.sleep(TOGETHER)
+        time.sleep(max(AT_ONCE, self._next_commit - time.monotonic()))
+        self._next_commit = time.monotonic() + TOGETHER
         with self._lock:
             queued, self._queued = self._queued, []
         try:

@@ -86,6 +86,9 @@ async def test_a_custom_tool_is_called_with_text_and_its_result_goes_on_the_path
         ]
         second = await responses.create(input=items, **asked)
         assert second.output_text == "done"
+        listed = (await responses.input_items.list(second.id, order="asc")).data
+        # those of custom tools were functions' once
+        assert [item.type for item in listed[1:]] == [item["type"] for item in items[1:]]
         session = served.session(access["id"])
         assert [(n.message.role, n.parent) for n in session.nodes] == [
             *(("user", None), ("assistant", 0), ("tool", 1), ("tool", 2), ("assistant", 3)),

@@ -29,7 +29,6 @@ class SGLangReceiver:
 
     Args:
         client: the server's routes.
-        ping_seconds: how long the scheduler may take to answer.
         load: loads what a folder brings, where that may be an adapter; None: it is whole weights.
         receives_ahead: it runs with `agentrl_sglang_weights`.
     """
@@ -39,12 +38,11 @@ class SGLangReceiver:
     def __init__(
         self,
         client: SGLangClient,
-        ping_seconds: float = PING_SECONDS,
         load: LoadFolder | None = None,
         *,
         receives_ahead: bool = False,
     ) -> None:
-        self.client, self.ping_seconds, self.load = client, ping_seconds, load
+        self.client, self.load = client, load
         self.receives_ahead, self.group = receives_ahead, GROUP
 
     def in_group(self, name: str) -> SGLangReceiver:
@@ -112,7 +110,7 @@ class SGLangReceiver:
 
     async def ping(self) -> None:
         """`/server_info`, which asks the scheduler process and answers also while generation is paused."""
-        await self.client.server_info(self.ping_seconds)
+        await self.client.server_info(PING_SECONDS)
 
     async def sleep(self, tags: Sequence[str]) -> None:
         await self.client.release_memory(tags)

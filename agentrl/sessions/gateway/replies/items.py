@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.matching import NodeIndex
+from agentrl.sessions.gateway.replies.kept import KeptReply
 from agentrl.sessions.gateway.wire.items import output_items
 from agentrl.types import Node, Session
 
@@ -31,9 +32,16 @@ def items_of(node: Node, customs: Set[str] = frozenset()) -> list[dict[str, Any]
     return [{**item, "content": content}]
 
 
-def items_of_path(nodes: Sequence[Node], instructions: bool, customs: Set[str] = frozenset()) -> list[dict[str, Any]]:
-    """A path's items; the first node has none where it holds instructions."""
-    return [item for node in nodes[1 if instructions else 0 :] for item in items_of(node, customs)]
+def items_of_path(nodes: Sequence[Node], kept: KeptReply | None) -> list[dict[str, Any]]:
+    """A path's items, as the reply at its end has them; the first node has none where it holds instructions."""
+    begins = 0 if kept is None or kept.asked.instructions is None else 1
+    customs = frozenset[str]() if kept is None else kept.asked.customs
+    items = [item for node in nodes[begins:] for item in items_of(node, customs)]
+    called = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}
+    for item in items:
+        if item["type"] == "function_call_output" and item["call_id"] in called:
+            item["type"] = "custom_tool_call_output"
+    return items
 
 
 def item_of_id(

@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from agentrl.sessions.gateway.http.api_error import ApiError
+from agentrl.sessions.gateway.wire import custom
 
 MOST_REPLIES = 256
 MOST_BYTES = 4 << 20
@@ -53,6 +54,11 @@ class RequestParameters:
     text: tuple[bytes, ...]
     fields: Mapping[str, Any]
     instructions: str | None = None
+
+    @property
+    def customs(self) -> frozenset[str]:
+        """The names of the custom tools on offer."""
+        return custom.names_of(self.fields.get("tools", []))
 
 
 @dataclass(slots=True, eq=False)

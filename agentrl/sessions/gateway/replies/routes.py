@@ -23,7 +23,7 @@ from agentrl.sessions.gateway.http.requests import json_body, key_of
 from agentrl.sessions.gateway.replies.items import items_of, items_of_path, page_of
 from agentrl.sessions.gateway.replies.kept import MOST_ADDED, ReplyStatus, StoredConversation
 from agentrl.sessions.gateway.session_state import SessionState
-from agentrl.sessions.gateway.wire import custom, responses
+from agentrl.sessions.gateway.wire import responses
 from agentrl.sessions.tree import tree
 
 LONGEST_NAME = 200
@@ -62,7 +62,7 @@ def _add_replies(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, Reques
         if kept.node is None:
             raise ApiError(400, f"response {response_id!r:.100} has no turn: it is {kept.status.value}")
         path = tree.path(state.session, kept.node)[:-1]
-        return _answer(_page(request, items_of_path(path, kept.asked.instructions is not None)))
+        return _answer(_page(request, items_of_path(path, kept)))
 
     @app.post(f"{one}/cancel", responses=openapi.answers(200, 400, 401, 404, 410, 413))
     async def cancel(session_id: str, response_id: str, request: Request) -> Response:
@@ -169,8 +169,7 @@ def described_model(name: str, anthropic: bool) -> dict[str, Any]:
 
 def _response(state: SessionState, response_id: str) -> dict[str, Any]:
     kept = state.replies.get(response_id)
-    customs = custom.names_of(kept.asked.fields.get("tools", []))
-    output = [] if kept.node is None else items_of(state.session.nodes[kept.node], customs)
+    output = [] if kept.node is None else items_of(state.session.nodes[kept.node], kept.asked.customs)
     return responses.response(kept, output)
 
 
@@ -179,8 +178,7 @@ def _list_items(state: SessionState, conversation: StoredConversation) -> list[d
     node_id = state.index.node_of_reply(conversation.head) if conversation.head is not None else None
     if node_id is None or conversation.head is None:
         return []
-    kept = state.replies.find(conversation.head)
-    return items_of_path(tree.path(state.session, node_id), kept is not None and kept.asked.instructions is not None)
+    return items_of_path(tree.path(state.session, node_id), state.replies.find(conversation.head))
 
 
 def _add_items(conversation: StoredConversation, items: Any, most: int) -> list[dict[str, Any]]:
