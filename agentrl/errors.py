@@ -42,7 +42,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -215,12 +216,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Ask in a message whether the known name most like `name` was meant; '' where none is close."""
+    guess = nearest(name, known)
+    return f"; did you mean {guess!r}?" if guess else ""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """An UnknownName that says what exists and which of it was probably meant."""
     names = sorted(known)
-    guess = nearest(name, names)
-    hint = f"; did you mean {guess!r}?" if guess else ""
-    return UnknownName(f"unknown {kind} {name!r}{hint} (known: {', '.join(names) or 'none'})")
+    return UnknownName(f"unknown {kind} {name!r}{suggest(name, names)} (known: {', '.join(names) or 'none'})")
 
 
 def missing_extra(package: str, extra: str) -> MissingExtra:
@@ -232,6 +237,17 @@ def missing_extra(package: str, extra: str) -> MissingExtra:
         why = f"{package!r} is there, and was not loaded to its end, as after Ctrl-C: begin again, or install it anew"
         return MissingExtra(f"{why}: {install_command(extra)}")
     return MissingExtra(f"{package!r} is not installed; it comes with the extra {extra!r}: {install_command(extra)}")
+
+
+@contextmanager
+def require_extra(extra: str, package: str = "") -> Iterator[None]:
+    """Raise a MissingExtra where an import in the block fails; without `package`, of the module that was not found."""
+    try:
+        yield
+    except ImportError as error:
+        if not package and not isinstance(error, ModuleNotFoundError):
+            raise
+        raise missing_extra(package or error.name or extra, extra) from error
 
 
 def _is_installed(package: str) -> bool:
