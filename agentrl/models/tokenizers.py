@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from agentrl.errors import InvalidInput, missing_extra, nearest
+from agentrl.errors import InvalidInput, require_extra, suggest
 from agentrl.models import tokenizer_files
 from agentrl.models.image_processor import ImageProcessor, find_processor
 from agentrl.models.tokenizer_files import named_templates
@@ -132,9 +132,7 @@ class HFTokenizer:
 
     def special(self, token: str) -> int:
         if token not in self.added:
-            guess = nearest(token, self.added)
-            hint = f"; did you mean {guess!r}?" if guess else ""
-            raise InvalidInput(f"token={token!r} is no special token of this tokenizer{hint}")
+            raise InvalidInput(f"token={token!r} is no special token of this tokenizer{suggest(token, self.added)}")
         return self.added[token]
 
     def token_bytes(self, index: int) -> bytes:
@@ -205,10 +203,8 @@ def _load(path: Path) -> HFTokenizer:
 
 
 def _backend(source: str) -> Backend:
-    try:
+    with require_extra("train", "tokenizers"):
         from tokenizers import Tokenizer as Backend
-    except ImportError:
-        raise missing_extra("tokenizers", "train") from None
     try:
         return Backend.from_str(source)
     except Exception as error:  # the library raises bare Exception

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import missing_extra
+from agentrl.errors import require_extra
 
 K1, B = 0.9, 0.4
 BLOCK = 256
@@ -145,16 +145,12 @@ def load_numpy() -> Any:
     Raises:
         MissingExtra: it is not installed.
     """
-    try:
+    with require_extra("retrieval", "numpy"):
         import numpy
-    except ImportError:
-        raise missing_extra("numpy", "retrieval") from None
     return numpy
 
 
 def _libraries() -> tuple[Any, Any]:
-    try:
+    with require_extra("retrieval", "bm25s"):
         import bm25s
-    except ImportError:
-        raise missing_extra("bm25s", "retrieval") from None
     return bm25s, load_numpy()

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 
 Pooling = Literal["mean", "cls", "last"]
 Kind = Literal["flat", "hnsw", "ivf"]
@@ -45,11 +45,9 @@ class Encoder:
     def __init__(self, folder: Path, pooling: Pooling = "mean", prefixes: bool = True, max_tokens: int = 256) -> None:
         if not (folder / "config.json").is_file():
             raise ConfigError(f"encoder {str(folder)!r}: no Hugging Face model is there")
-        try:
+        with require_extra("train"):
             import torch
             from transformers import AutoModel, AutoTokenizer
-        except ImportError as error:
-            raise missing_extra(str(error.name), "train") from None
         self._torch = torch
         try:  # transformers would ask on the terminal whether to run code of the folder
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -146,8 +144,6 @@ class DenseShard:
 
 
 def _faiss() -> Any:
-    try:
+    with require_extra("retrieval", "faiss"):
         import faiss
-    except ImportError:
-        raise missing_extra("faiss", "retrieval") from None
     return faiss

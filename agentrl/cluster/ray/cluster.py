@@ -33,13 +33,13 @@ from agentrl.cluster.ray.head import Head
 from agentrl.cluster.ray.joining import handlers_kept, in_a_line, require_answer, say_briefly
 from agentrl.cluster.ray.versions import require_same
 from agentrl.cluster.wire.connection import Address, Connection, connect
-from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, brief, missing_extra
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, brief, require_extra
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call that comes after the end would start another Ray
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: a busy machine would starve engines and trainer
-try:
+with require_extra("ray", "ray"):
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -47,8 +47,6 @@ try:
 
     from agentrl.cluster.ray.groups import create_group, demand_nodes, gpus_of_trainer, in_bundle
     from agentrl.cluster.ray.starter import Starter
-except ModuleNotFoundError as error:
-    raise missing_extra("ray", "ray") from error
 
 ANSWER_SECONDS = 10.0
 """Seconds that a node may take to say how a process of its own ended."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from agentrl.errors import missing_extra
+from agentrl.errors import require_extra
 
 _SHARE = 1 << 20
 """Bytes that are encrypted at once; what is received meanwhile is decrypted in between."""
@@ -28,12 +28,10 @@ def own_certificate() -> tuple[ssl.SSLContext, str]:
     Raises:
         MissingExtra: the library that makes certificates is not installed.
     """
-    try:
+    with require_extra("ray", "cryptography"):
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError:
-        raise missing_extra("cryptography", "ray") from None
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "agentrl worker")])
     now = datetime.now(UTC)

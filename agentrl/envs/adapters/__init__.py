@@ -5,21 +5,18 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from agentrl.errors import missing_extra
+from agentrl.errors import require_extra
 
 
-def library(module: str, extra: str, package: str = "") -> ModuleType:
+def library(module: str, extra: str) -> ModuleType:
     """A library's module, or one of ours that needs it.
 
     Args:
         module: its dotted name.
         extra: the extra of agentrl-platform that brings the library.
-        package: what is said to be missing; by default the module's own library.
 
     Raises:
         MissingExtra: it is not installed.
     """
-    try:
+    with require_extra(extra):
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise missing_extra(package or error.name or module, extra) from error

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import orjson
 
-from agentrl.errors import EnvError, missing_extra
+from agentrl.errors import EnvError, require_extra
 
 if TYPE_CHECKING:
     import httpx
@@ -47,10 +47,8 @@ def dataset_file(repo: str, file: str, *, endpoint: str = HUB, cache: Path | str
     place = Path(cache or CACHE).expanduser() / repo / Path(file).with_suffix(".jsonl")
     if place.is_file():
         return place
-    try:
+    with require_extra("parquet", "pyarrow"):
         import pyarrow.parquet as parquet
-    except ImportError:
-        raise missing_extra("pyarrow", "parquet") from None
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         table, lines = Path(folder) / "table.parquet", Path(folder) / "rows.jsonl"

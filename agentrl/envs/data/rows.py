@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 from agentrl.common.plain import plain
 from agentrl.common.untrusted import read_json
 from agentrl.envs.data.splits import TaskList
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 from agentrl.types import Task
 
 MakeTask = Callable[[Mapping[str, Any], int], Task | None]
@@ -269,11 +269,9 @@ def _columns(head: str, separator: str) -> int:
 
 def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
     """The rows, a batch in memory at a time; of a file that is streamed no more than a row group is transferred."""
-    try:
+    with require_extra("parquet", "pyarrow"):
         import pyarrow
         import pyarrow.parquet as parquet
-    except ImportError:
-        raise missing_extra("pyarrow", "parquet") from None
     total = 0
     try:
         metadata = parquet.read_metadata(opened)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import EngineError, InvalidInput, missing_extra
+from agentrl.errors import EngineError, InvalidInput, require_extra
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.types import Sampling
 
@@ -32,10 +32,8 @@ def available() -> bool:
 
 
 def _library() -> Any:
-    try:
+    with require_extra(EXTRA, "llguidance"):
         import llguidance
-    except ModuleNotFoundError:
-        raise missing_extra("llguidance", EXTRA) from None
     return llguidance
 
 

@@ -30,7 +30,7 @@ from agentrl.common import processes
 from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
 from agentrl.envs.adapters import programs
-from agentrl.errors import AgentError, ConfigError, InfraError, missing_extra
+from agentrl.errors import AgentError, ConfigError, InfraError, require_extra
 from agentrl.sessions.tree.codec import whole_json
 from agentrl.types import Sampling, Session, Status, Task
 
@@ -135,10 +135,8 @@ class FunctionAgent:
             ConfigError: for an error in its code that every session would have: a name, an import, a setting.
             InfraError: raised by it, for what it depends on and the model has no part in.
         """
-        try:
+        with require_extra("gateway", "openai"):
             import openai
-        except ImportError:
-            raise missing_extra("openai", "gateway") from None
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None or pool.is_closed:

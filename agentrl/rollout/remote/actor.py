@@ -13,7 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 from agentrl.config.api import URL, ApiConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.envs.base import Env
-from agentrl.errors import ConfigError, DeadlineExceeded, missing_extra
+from agentrl.errors import ConfigError, DeadlineExceeded, require_extra
 from agentrl.rollout.remote.reply import Api
 from agentrl.rollout.stream.usage import CACHED, COMPLETION, PROMPT
 from agentrl.sessions.tree.conversation import Conversation
@@ -118,7 +118,7 @@ async def _check_address(url: str, setting: str) -> None:
 
 def _client(url: str, config: ApiConfig, setting: str) -> Api:
     given = url, config.model, _key(url, config, setting), config.retries, config.extra
-    try:
+    with require_extra("gateway", config.protocol):
         if config.protocol == "anthropic":
             from agentrl.rollout.remote.anthropic_messages import AnthropicMessages
 
@@ -126,8 +126,6 @@ def _client(url: str, config: ApiConfig, setting: str) -> Api:
         from agentrl.rollout.remote.chat import Chat
 
         return Chat(*given)
-    except ImportError:
-        raise missing_extra(config.protocol, "gateway") from None
 
 
 def _section(setting: str) -> str:

@@ -36,10 +36,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    from agentrl.errors import missing_extra
+    from agentrl.errors import require_extra
 
-    try:
+    with require_extra("gateway"):
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "fastapi", "gateway") from error
     return getattr(module, name)

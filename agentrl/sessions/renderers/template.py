@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from agentrl.errors import ConfigError, RenderError, missing_extra
+from agentrl.errors import ConfigError, RenderError, require_extra
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.guard import MarkupGuard
@@ -117,12 +117,10 @@ def _without_tail(written: Whole) -> Whole:
 
 
 def _compile(source: str) -> Any:
-    try:
+    with require_extra("renderers", "jinja2"):
         from jinja2 import TemplateError
 
         from agentrl.sessions.renderers.bounded_template import BoundedTemplate
-    except ImportError:
-        raise missing_extra("jinja2", "renderers") from None
     now = datetime.now()
 
     def raise_exception(message: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import missing_extra
+from agentrl.errors import require_extra
 from agentrl.sessions.tree.codec import head_json, task_json
 from agentrl.types import Node, Session
 
@@ -80,11 +80,9 @@ def to_parquet(sessions: Iterable[Session], path: str | Path) -> int:
     Raises:
         MissingExtra: pyarrow is not installed.
     """
-    try:
+    with require_extra("parquet", "pyarrow"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError:
-        raise missing_extra("pyarrow", "parquet") from None
     schema = _schema(pa)
     part, count = Path(f"{path}.part"), 0
     with pq.ParquetWriter(part, schema) as writer:

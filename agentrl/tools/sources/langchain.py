@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.errors import ToolArguments, ToolError, missing_extra
+from agentrl.errors import ToolArguments, ToolError, require_extra
 from agentrl.tools.tool import Tool
 
 
@@ -16,11 +16,9 @@ def as_tool(tool: Any) -> Tool:
     Raises:
         MissingExtra: langchain-core is not installed.
     """
-    try:
+    with require_extra("langchain", "langchain-core"):
         from langchain_core.tools import ToolException
         from langchain_core.utils.function_calling import convert_to_openai_tool
-    except ModuleNotFoundError:
-        raise missing_extra("langchain-core", "langchain") from None
     schema = convert_to_openai_tool(tool)["function"]
 
     async def invoke(arguments: dict[str, Any], _: Any) -> Any:

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 
 from agentrl.config import ToolConfig
 from agentrl.config.secrets import Command, Secrets, address, command
-from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, ToolError, missing_extra
+from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, ToolError, require_extra
 from agentrl.tools.sources import OpenTools, ToolSource
 from agentrl.tools.tool import Tool
 
@@ -198,10 +198,8 @@ class Mcp(ToolSource):
             MissingExtra: mcp is not installed.
             ConfigError: the server can't be started or reached.
         """
-        try:
+        with require_extra("mcp", "mcp"):
             import mcp  # noqa: F401
-        except ModuleNotFoundError:
-            raise missing_extra("mcp", "mcp") from None
         self._first = _Connection(self.config)
         try:
             client = await self._first.client()

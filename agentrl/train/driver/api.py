@@ -14,7 +14,7 @@ from agentrl.common import cores
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.registry import register
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 from agentrl.overrides import Tree, merge, spread
 from agentrl.rollout.stream.batch_metrics import Evaluation
 from agentrl.train.display.console import Display
@@ -87,10 +87,8 @@ def run_train(config: RunConfig, display: Display | None = None, *, owns_process
     algorithms = check_training(config)  # before anything heavy is imported, and before anything is written
     if config.data is None:
         ENGINES.find(config.engine.name).begin(config.engine)
-    try:
+    with require_extra("train"):
         from agentrl.train.driver.launch import train_run
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "torch", "train") from error
     display = display or Display()
     work, leave = train_run(config, display, algorithms), lambda: display.request_stop()
     return interrupt.run(work, display.print_resume_hint, owns_process=owns_process, leave=leave)
@@ -101,10 +99,8 @@ def run_chain(plan: Chain, display: Display | None = None, *, owns_process: bool
     """Train a chain's stages as they are planned; `owns_process`: see `interrupt.run`."""
     if plan.dry_run:
         raise ConfigError("dry_run=true is for the command line; scripts call agentrl.train.chain.planning.plan_chain")
-    try:
+    with require_extra("train"):
         from agentrl.train.chain.running import train_chain
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "torch", "train") from error
     display = display or Display()
     work, leave = train_chain(plan, display), lambda: display.request_stop()
     return interrupt.run(work, display.print_resume_hint, owns_process=owns_process, leave=leave)

@@ -29,7 +29,7 @@ from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.registry import factory
-from agentrl.errors import ConfigError, InvalidInput, missing_extra
+from agentrl.errors import ConfigError, InvalidInput, require_extra
 from agentrl.overrides import spread
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.fleet import wait_until_started
@@ -120,11 +120,9 @@ class RolloutRun:
             gc.collect()  # see `interrupt.run`
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        try:
+        with require_extra("train"):
             from agentrl.train.driver import base_model, launch, preparation, setup
             from agentrl.train.plan import model_checks
-        except ModuleNotFoundError as error:
-            raise missing_extra(error.name or "torch", "train") from error
         config, display = self.config, self._display
         setup.quiet()
         sandboxes.configure(config.sandbox)

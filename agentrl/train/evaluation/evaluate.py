@@ -43,7 +43,7 @@ from agentrl.envs.data import identity
 from agentrl.envs.episode import ScriptedActor
 from agentrl.envs.registry import factory
 from agentrl.envs.turns import Actor
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 from agentrl.rollout.episodes.actors import sampling_of
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split, play_held_out
 from agentrl.rollout.episodes.groups import Rollouts
@@ -177,11 +177,9 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
             with _reward_cluster(config.cluster, folder):
                 yield partial(_without_tokens, actor)
         return
-    try:
+    with require_extra("train"):
         from agentrl.train.driver import base_model, launch, setup
         from agentrl.train.plan import model_checks
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "torch", "train") from error
     setup.quiet()
     played = [(each, _factory(each.env)) for each in configs]
     with TemporaryDirectory() as scratch:

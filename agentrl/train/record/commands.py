@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrl.common.terminal import out, print_lines
-from agentrl.errors import missing_extra
+from agentrl.errors import require_extra
 
 if TYPE_CHECKING:
     from agentrl.train.record.verify import Report
@@ -37,11 +37,9 @@ def verify(
     """
     from agentrl.train.record.chain import is_chain
 
-    try:
+    with require_extra("train"):
         from agentrl.train.record.verify import verify as verified
         from agentrl.train.record.verify import verify_chain
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "torch", "train") from error
     if is_chain(run):
         whole = verify_chain(run, weights=weights, trust=trust)
         reports, report, passed = whole.stages, whole.whole, whole.passed
@@ -80,11 +78,9 @@ def replay(
 
     from agentrl.overrides import parse_words, validate
 
-    try:
+    with require_extra("train"):
         from agentrl.train.record.replay import ReplayConfig
         from agentrl.train.record.replay import replay as replayed
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "torch", "train") from error
     config = validate(parse_words(words or ()), ReplayConfig)
     playing = replayed(session.parent, session.name, config, lambda line: print_lines([line]), trust=trust)
     result = asyncio.run(playing)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.plan.memory import Numbers, Split, TrainerMemory, trainer_memory
 from agentrl.train.plan.shapes import Shape
@@ -83,10 +83,8 @@ class TrainerPlugin:
         Raises:
             MissingExtra: its libraries are not installed.
         """
-        try:
+        with require_extra("train"):
             factory = self.factory()
-        except ModuleNotFoundError as error:
-            raise missing_extra(str(error.name), "train") from error
         return factory(path, config, algo, **more)
 
     def check(self, config: Any) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.fixtures import Fixture, FixtureCredit
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 from agentrl.tools.tool import tool
 from agentrl.types import Message, Part, Session, Task, image
 
@@ -177,10 +177,8 @@ def _distances(data: dict[str, Any]) -> dict[Place, int]:
 
 def draw(data: dict[str, Any], robot: Place | None) -> Any:
     """The world from above, as PIL's image; without a robot, a white one."""
-    try:
+    with require_extra("vision", "pillow"):
         from PIL import Image, ImageDraw
-    except ImportError:
-        raise missing_extra("pillow", "vision") from None
     picture = Image.new("RGB", (data["size"] * CELL, data["size"] * CELL), "white")
     if robot is None:
         return picture

@@ -24,7 +24,7 @@ from typing import Any
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.fixtures import Fixture, FixtureCredit
-from agentrl.errors import ConfigError, missing_extra
+from agentrl.errors import ConfigError, require_extra
 from agentrl.types import Message, Session, Task, image
 
 CELL, WIDTH, JITTER = 16, 12, 1
@@ -206,10 +206,8 @@ def split_of(data: dict[str, Any]) -> str:
 
 def draw(shapes: Sequence[Sequence[Any]], size: int) -> Any:
     """The picture, as PIL's image."""
-    try:
+    with require_extra("vision", "pillow"):
         from PIL import Image, ImageDraw
-    except ImportError:
-        raise missing_extra("pillow", "vision") from None
     picture = Image.new("RGB", (size * CELL, size * CELL), "white")
     pen = ImageDraw.Draw(picture)
     for shape in shapes:

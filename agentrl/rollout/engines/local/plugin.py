@@ -12,7 +12,7 @@ from typing import Literal
 
 from agentrl.common import cores
 from agentrl.config import EngineConfig
-from agentrl.errors import ConfigError, MissingExtra, missing_extra
+from agentrl.errors import ConfigError, MissingExtra, require_extra
 from agentrl.rollout.engines.plugin import EnginePlugin
 from agentrl.types import Engine, Tokenizer
 
@@ -69,10 +69,8 @@ class LocalPlugin(EnginePlugin):
 
     def make(self, path: Path, config: EngineConfig, tokenizer: Tokenizer | None = None) -> Engine:
         """Build a `LocalEngine`, or a `ProcessEngine`, whose process has the folder's own tokenizer."""
-        try:
+        with require_extra("train"):
             from agentrl.rollout.engines.local.engine import LocalEngine
-        except ModuleNotFoundError as error:
-            raise missing_extra(error.name or "torch", "train") from error
         if self.in_process(config):
             return LocalEngine(path, config, tokenizer)
         from agentrl.rollout.engines.local.process_engine import ProcessEngine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.common.scratch import ScratchFolder
-from agentrl.errors import EngineError, missing_extra
+from agentrl.errors import EngineError, require_extra
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
 
 
@@ -20,10 +20,8 @@ def write_model(facts: ModelFacts, weights: Iterable[tuple[str, Any]]) -> Iterat
     Raises:
         EngineError: a name is unknown, given twice or missing, or a shape differs.
     """
-    try:
+    with require_extra("train", "safetensors"):
         from safetensors.torch import save_file
-    except ImportError:
-        raise missing_extra("safetensors", "train") from None
     expected = tensors(facts.path)
     given: dict[str, Any] = {}
     for name, tensor in weights:

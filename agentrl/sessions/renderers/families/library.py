@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from agentrl.errors import RenderError, missing_extra
+from agentrl.errors import RenderError, require_extra
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.guard import GuardedTokenizer, MarkupGuard
@@ -33,11 +33,9 @@ def load_library_renderer(tokenizer: HFTokenizer, config: str, options: Mapping[
         MissingExtra: the package is not installed.
         RenderError: the tokenizer lacks a special token of the format.
     """
-    try:
+    with require_extra("renderers", "renderers"):
         import renderers  # type: ignore[import-untyped]
         from renderers.base import create_renderer  # type: ignore[import-untyped]
-    except ImportError:
-        raise missing_extra("renderers", "renderers") from None
     built = getattr(renderers, f"{config}RendererConfig")(**(options or {}))
     try:
         return create_renderer(GuardedTokenizer(tokenizer), built)
