@@ -226,12 +226,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Ask in a message whether the known name most like `name` was meant; '' where none is close."""
+    guess = nearest(name, known)
+    return f"; did you mean {guess!r}?" if guess else ""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """An UnknownName that says what exists and which of it was probably meant."""
     names = sorted(known)
-    guess = nearest(name, names)
-    hint = f"; did you mean {guess!r}?" if guess else ""
-    return UnknownName(f"unknown {kind} {name!r}{hint} (known: {', '.join(names) or 'none'})")
+    return UnknownName(f"unknown {kind} {name!r}{suggest(name, names)} (known: {', '.join(names) or 'none'})")
 
 
 def missing_extra(package: str, extra: str) -> MissingExtra:

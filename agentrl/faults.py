@@ -37,7 +37,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from agentrl.common import processes
 from agentrl.config import Section
-from agentrl.errors import ConfigError, InfraError, nearest
+from agentrl.errors import ConfigError, InfraError, suggest
 from agentrl.overrides import read_yaml, validate
 
 T = TypeVar("T")
@@ -117,8 +117,7 @@ class Fault(Section):
     @model_validator(mode="after")
     def _fits(self) -> Fault:
         if self.point is not None and self.point not in POINTS:
-            guess = nearest(self.point, POINTS)
-            hint = f"; did you mean {guess!r}?" if guess else ""
+            hint = suggest(self.point, POINTS)
             raise ValueError(f"point={self.point!r}: there is no such point{hint} (points: {', '.join(POINTS)})")
         when = [name for name in ("nth", "chance", "every") if getattr(self, name) is not None]
         if len(when) != 1:

@@ -21,7 +21,7 @@ from agentrl.cluster.placement import elastic
 from agentrl.cluster.placement.inventory import apply_settings
 from agentrl.cluster.restarts import Restarts
 from agentrl.cluster.wire.connection import Calling
-from agentrl.common.concurrency import in_thread
+from agentrl.common.concurrency import hold_task, in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief
 
 if TYPE_CHECKING:
@@ -160,9 +160,7 @@ class WorkerPool:
         leaving = worker in self._leaving
         self._leaving.discard(worker)
         worker.kill()
-        ending = asyncio.create_task(worker.close())
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        hold_task(worker.close(), self._ending)
         if not leaving:
             self._start_another()
 
@@ -192,9 +190,7 @@ class WorkerPool:
             self._given_up += 1
 
     def _start(self) -> None:
-        task = asyncio.create_task(self._add())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        hold_task(self._add(), self._starting)
 
     async def _add(self) -> None:
         worker: Worker | None = None

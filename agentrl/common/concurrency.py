@@ -33,6 +33,20 @@ async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def take_error(future: asyncio.Future[Any]) -> None:
+    """Take the error of a future that nobody may wait for, as its callback; asyncio would print it at some time."""
+    if not future.cancelled():
+        future.exception()
+
+
+def hold_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.Task[T]:
+    """Begin a task that `tasks` holds until it has ended: the event loop itself would not."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call it in a thread, like `asyncio.to_thread`; where this is cancelled, the thread is waited for all the same.
 
@@ -43,6 +57,5 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
         await asyncio.wait([call])
-        if not call.cancelled():
-            call.exception()  # nobody asks for it any more
+        take_error(call)
         raise

@@ -25,7 +25,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from agentrl.common.foreign_errors import is_foreign, words
-from agentrl.errors import AgentRLError, ConfigError, UnknownName, UntrustedCode, nearest
+from agentrl.errors import AgentRLError, ConfigError, UnknownName, UntrustedCode, suggest
 
 _names_only: ContextVar[set[str] | None] = ContextVar("names_only", default=None)
 _PREFIX = "agentrl_file_"
@@ -71,8 +71,7 @@ def load(path: str, where: str, error: type[AgentRLError] = ConfigError) -> Any:
     found = module_of(module, where, error)
     if name not in vars(found):
         own = [key for key, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
-        guess = nearest(name, (known for known in vars(found) if not known.startswith("_")))
-        hint = f"; did you mean {guess!r}?" if guess else ""
+        hint = suggest(name, (known for known in vars(found) if not known.startswith("_")))
         raise UnknownName(f"{where}: there is no {name!r} in {module}{hint} (known: {', '.join(own) or 'none'})")
     return vars(found)[name]
 

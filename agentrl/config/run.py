@@ -38,7 +38,7 @@ from agentrl.config.secrets import Command
 from agentrl.config.sections import LISTED, NAMED, Section
 from agentrl.config.tools import ToolSections
 from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
-from agentrl.errors import UntrustedCode, nearest
+from agentrl.errors import UntrustedCode, suggest
 from agentrl.types import MAIN
 
 DATA = "data"
@@ -276,8 +276,7 @@ class RunConfig(Section):
         check_names(self.policies)
         for agent, policy in self.agents.items():
             if policy not in (MAIN, *self.policies):
-                known, guess = ", ".join((MAIN, *self.policies)), nearest(policy, (MAIN, *self.policies))
-                hint = f"; did you mean {guess!r}?" if guess else ""
+                known, hint = ", ".join((MAIN, *self.policies)), suggest(policy, (MAIN, *self.policies))
                 raise ValueError(f"agents.{agent}={policy!r}: there is no such policy{hint} (policies: {known})")
         check_populations(self.policies)
         asked = self.asked_policies

@@ -32,7 +32,7 @@ from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
 from agentrl.envs.scoring.gates import close_gates, gates_first
 from agentrl.envs.state import resolve
-from agentrl.errors import EnvError, InfraError, InvalidInput, InvalidNumber, nearest
+from agentrl.errors import EnvError, InfraError, InvalidInput, InvalidNumber, suggest
 from agentrl.sessions.tree.codec import odd_place
 from agentrl.tools.schema import show_value
 from agentrl.types import Message, Session, StepResult, Task, as_messages
@@ -89,10 +89,8 @@ def fixtures(env: Env) -> Iterator[tuple[Task, Fixture]]:
 
 def _check_split(env: Env, split: str) -> None:
     if split not in env.splits:
-        guess = nearest(split, env.splits)
-        hint = f"; did you mean {guess!r}?" if guess else ""
         name = type(env.unwrapped).__name__
-        raise EnvError(f"{name} has no split {split!r}{hint} (splits: {', '.join(env.splits)})")
+        raise EnvError(f"{name} has no split {split!r}{suggest(split, env.splits)} (splits: {', '.join(env.splits)})")
 
 
 def _as_task(env: Env, split: str, index: int, value: Any) -> Task:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from typing import Any
 
+from agentrl.common.concurrency import take_error
 from agentrl.common.foreign_errors import words
 from agentrl.envs.state import resolve
 from agentrl.errors import DeadlineExceeded
@@ -30,7 +31,7 @@ async def close_in_time(what: Any) -> None:
     finally:
         if not task.done():
             task.cancel()
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            task.add_done_callback(take_error)
     if not done:
         raise DeadlineExceeded(f"{type(what).__name__}.close() has not ended after {CLOSE_SECONDS:g} s")
     task.result()

@@ -133,8 +133,8 @@ REWARDS: Registry[type[Reward]] = Registry(
 
 
 @dataclass(frozen=True)
-class NamedReward:
-    """A reward under the name that the configuration gives it; calling it applies deadline and checks."""
+class _Named:
+    """A reward under the name that the configuration gives it."""
 
     name: str
     reward: Reward
@@ -144,25 +144,10 @@ class NamedReward:
         config = self.reward.config
         return RewardMark(self.name, config.weight, self.reward.range, config.gates, config.gate_at)
 
-    async def __call__(self, session: Session) -> Value:
-        """The reward of a finished session, checked; None where it is not for the session's task.
-
-        Raises:
-            InfraError: it failed.
-            InvalidReward: it gave something else than a finite number in its range.
-            DeadlineExceeded: it took longer than its `timeout`.
-            ConfigError: it would fail in the same way in every session.
-        """
-        if not self.takes(session.task):
-            return None
-        where = where_of(self)
-        value = await _compute(self, lambda: self._compute(session))
-        if isinstance(value, Mapping):
-            given = {agent: each for agent, each in value.items() if not missing(each)}
-            return {
-                agent: reward_value(each, f"{where} for {agent!r}", self.reward.range) for agent, each in given.items()
-            }
-        return None if missing(value) else reward_value(value, where, self.reward.range)
+    @property
+    def _where(self) -> str:
+        """The setting that names it, as errors say it."""
+        return f"rewards.{self.name}={self.reward.config.name!r}"
 
     def takes(self, task: Task) -> bool:
         """Return whether the reward is for a task (`rewards.NAME.where`); a field that it lacks fits nothing."""
@@ -182,6 +167,49 @@ class NamedReward:
         except Exception as error:
             _log.warning("rewards.%s: closing it raised %s", self.name, words(error))
 
+    async def _in_time(self, compute: Callable[[], Awaitable[T]]) -> T:
+        """Return what it gives within its deadline; whose fault a failure is, is in its type (see `NamedReward`)."""
+        where, seconds = self._where, self.reward.config.timeout
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await compute()
+        except AgentRLError:
+            raise
+        except (NameError, ImportError, SyntaxError, NotImplementedError, SystemExit) as error:
+            raise ConfigError(f"{where}: {words(error)}") from error
+        except BaseException as error:
+            if not is_foreign(error):
+                raise
+            if isinstance(error, TimeoutError) and limit.expired():
+                late = f"{where} took longer than {seconds:g} s (rewards.{self.name}.timeout)"
+                raise DeadlineExceeded(late) from None
+            raise InfraError(f"{where} raised {words(error)}") from error
+
+
+@dataclass(frozen=True)
+class NamedReward(_Named):
+    """A session's reward; calling it applies deadline and checks."""
+
+    async def __call__(self, session: Session) -> Value:
+        """The reward of a finished session, checked; None where it is not for the session's task.
+
+        Raises:
+            InfraError: it failed.
+            InvalidReward: it gave something else than a finite number in its range.
+            DeadlineExceeded: it took longer than its `timeout`.
+            ConfigError: it would fail in the same way in every session.
+        """
+        if not self.takes(session.task):
+            return None
+        where = self._where
+        value = await self._in_time(lambda: self._compute(session))
+        if isinstance(value, Mapping):
+            given = {agent: each for agent, each in value.items() if not missing(each)}
+            return {
+                agent: reward_value(each, f"{where} for {agent!r}", self.reward.range) for agent, each in given.items()
+            }
+        return None if missing(value) else reward_value(value, where, self.reward.range)
+
     async def _compute(self, session: Session) -> Value:
         if inspect.iscoroutinefunction(self.reward.compute):
             return await self.reward.compute(session)  # type: ignore[no-any-return]
@@ -190,29 +218,6 @@ class NamedReward:
             return await resolve(await run_in_thread(self.reward.compute, own))
 
         return await with_own_notes(session, compute)  # type: ignore[no-any-return]
-
-
-def where_of(named: NamedReward | NamedGroupReward) -> str:
-    """The setting that names a reward, as errors say it."""
-    return f"rewards.{named.name}={named.reward.config.name!r}"
-
-
-async def _compute(named: NamedReward | NamedGroupReward, compute: Callable[[], Awaitable[T]]) -> T:
-    """Return what a reward gives within its deadline; whose fault a failure is, is in its type (see `NamedReward`)."""
-    where, seconds = where_of(named), named.reward.config.timeout
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await compute()
-    except AgentRLError:
-        raise
-    except (NameError, ImportError, SyntaxError, NotImplementedError, SystemExit) as error:
-        raise ConfigError(f"{where}: {words(error)}") from error
-    except BaseException as error:
-        if not is_foreign(error):
-            raise
-        if isinstance(error, TimeoutError) and limit.expired():
-            raise DeadlineExceeded(f"{where} took longer than {seconds:g} s (rewards.{named.name}.timeout)") from None
-        raise InfraError(f"{where} raised {words(error)}") from error
 
 
 class GroupReward(Reward):
@@ -236,15 +241,10 @@ class GroupReward(Reward):
 
 
 @dataclass(frozen=True)
-class NamedGroupReward:
-    """A group's reward under the name that the configuration gives it; calling it applies deadline and checks."""
+class NamedGroupReward(_Named):
+    """A group's reward; calling it applies deadline and checks."""
 
-    name: str
     reward: GroupReward
-
-    @property
-    def mark(self) -> RewardMark:
-        return NamedReward(self.name, self.reward).mark
 
     async def __call__(self, sessions: Sequence[Session]) -> list[float | None]:
         """The value of each session, checked; None for all where the reward is not for their task.
@@ -252,16 +252,13 @@ class NamedGroupReward:
         Raises:
             AgentRLError: as `NamedReward`.
         """
-        if not sessions or not NamedReward(self.name, self.reward).takes(sessions[0].task):
+        if not sessions or not self.takes(sessions[0].task):
             return [None] * len(sessions)
-        where = where_of(self)
-        values = list(await _compute(self, lambda: self._compute(sessions)))
+        where = self._where
+        values = list(await self._in_time(lambda: self._compute(sessions)))
         if len(values) != len(sessions):
             raise InfraError(f"{where} gave {len(values)} values for {len(sessions)} sessions")
         return [None if missing(value) else reward_value(value, where, self.reward.range) for value in values]
-
-    async def close(self) -> None:
-        await NamedReward(self.name, self.reward).close()
 
     async def _compute(self, sessions: Sequence[Session]) -> Sequence[float | None]:
         if inspect.iscoroutinefunction(self.reward.compute_group):
@@ -290,9 +287,10 @@ def make_rewards(configs: Mapping[str, Any]) -> tuple[NamedReward | NamedGroupRe
     for name, config in sorted(checked.items()):
         try:
             reward = REWARDS.find(config.name)(config)
-            named = NamedReward(name, reward)
-            _ = named._wanted  # a bound that is no number is found now
-            made.append(NamedGroupReward(name, reward) if isinstance(reward, GroupReward) else named)
+            made.append(
+                NamedGroupReward(name, reward) if isinstance(reward, GroupReward) else NamedReward(name, reward)
+            )
+            _ = made[-1]._wanted  # a bound that is no number is found now
         except AgentRLError:
             raise
         except (Exception, SystemExit) as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from agentrl.errors import InvalidInput, nearest, require_extra
+from agentrl.errors import InvalidInput, require_extra, suggest
 from agentrl.models import tokenizer_files
 from agentrl.models.image_processor import ImageProcessor, find_processor
 from agentrl.models.tokenizer_files import named_templates
@@ -132,9 +132,7 @@ class HFTokenizer:
 
     def special(self, token: str) -> int:
         if token not in self.added:
-            guess = nearest(token, self.added)
-            hint = f"; did you mean {guess!r}?" if guess else ""
-            raise InvalidInput(f"token={token!r} is no special token of this tokenizer{hint}")
+            raise InvalidInput(f"token={token!r} is no special token of this tokenizer{suggest(token, self.added)}")
         return self.added[token]
 
     def token_bytes(self, index: int) -> bytes:

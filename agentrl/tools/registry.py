@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from agentrl import faults, tracing
+from agentrl.common.concurrency import take_error
 from agentrl.common.foreign_errors import is_foreign, is_infrastructure, is_one_of, text_of, words
 from agentrl.common.plain import plain
 from agentrl.common.untrusted import safe_json
@@ -35,7 +36,7 @@ from agentrl.errors import (
     ToolError,
     ToolTimeout,
     UnknownTool,
-    nearest,
+    suggest,
 )
 from agentrl.tools.effects import Effects
 from agentrl.tools.tool import SandboxProvider, Tool
@@ -184,8 +185,7 @@ class ToolRegistry:
     def _find(self, name: str) -> Tool:
         if name in self._tools:
             return self._tools[name]
-        guess = nearest(name, self._tools)
-        hint = f"; did you mean {guess!r}?" if guess else ""
+        hint = suggest(name, self._tools)
         raise UnknownTool(f"there is no tool {name!r}{hint} (tools: {', '.join(self._tools) or 'none'})")
 
 
@@ -217,7 +217,7 @@ async def _await_bounded(name: str, result: Awaitable[Any], seconds: float) -> A
         if not task.done():
             task.cancel()
     if not done:
-        task.add_done_callback(_swallow)
+        task.add_done_callback(take_error)
         raise ToolTimeout(f"{name!r} took longer than {seconds:g} s")
     if task.cancelled():
         raise RuntimeError("the tool cancelled itself")
@@ -231,11 +231,6 @@ def _stand_in(error: BaseException) -> RuntimeError | None:
     if isinstance(error, asyncio.CancelledError):
         return RuntimeError("the tool cancelled itself")
     return RuntimeError(f"the tool called exit({error.code!r})" if isinstance(error, SystemExit) else words(error))
-
-
-def _swallow(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def _kind(call: ToolCall, error: Exception) -> ToolFailure:

@@ -35,11 +35,10 @@ from agentrl.viewer.distribution import distribution
 from agentrl.viewer.facets import facets, find_players, players, policies
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
-from agentrl.viewer.notes import RUN, NoteChange, TaggedNote
+from agentrl.viewer.notes import RUN, NoteChange, ScoreChange, TaggedNote
 from agentrl.viewer.replay_process import ReplayRequest, Replays
 from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run, Runs
-from agentrl.viewer.scores import ScoreChange
 from agentrl.viewer.timeline import timeline
 
 PAGE = 200

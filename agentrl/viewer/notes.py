@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from pydantic import Field, NonNegativeInt, StringConstraints
+from pydantic import Field, FiniteFloat, NonNegativeInt, StringConstraints
 
 from agentrl.common import formats
 from agentrl.common.untrusted import safe_text
@@ -42,6 +42,17 @@ class NoteChange(Section):
     tags: tuple[Tag, ...] = Field(default=(), max_length=20)
     version: NonNegativeInt = 0
     """That of the note which the page had; 0 where it had none."""
+
+
+class ScoreChange(Section):
+    """A score of an evaluation that somebody changes on a page; `rollout.episodes.edits` keeps it."""
+
+    score: FiniteFloat
+    was: FiniteFloat
+    """The score that the page showed."""
+    why: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
+    who: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100)]
+    """A name, as they give it: who holds the viewer's key may give any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,12 @@ from types import ModuleType
 from agentrl.errors import require_extra
 
 
-def library(module: str, extra: str, package: str = "") -> ModuleType:
+def library(module: str, extra: str) -> ModuleType:
     """A library's module, or one of ours that needs it.
 
     Args:
         module: its dotted name.
         extra: the extra of agentrl-platform that brings the library.
-        package: what is said to be missing; by default the module's own library.
 
     Raises:
         MissingExtra: it is not installed.

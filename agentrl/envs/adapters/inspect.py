@@ -25,7 +25,7 @@ from agentrl.envs.adapters.loops import same
 from agentrl.envs.base import Env, reward
 from agentrl.envs.context import context_of
 from agentrl.envs.data.splits import TaskList
-from agentrl.errors import AgentRLError, ConfigError, EnvError, nearest
+from agentrl.errors import AgentRLError, ConfigError, EnvError, suggest
 from agentrl.sessions.tree import tree
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
@@ -146,8 +146,7 @@ class Inspect(Env):
         if name not in scores:
             if not scores and not self.scorer:
                 return None
-            guess = nearest(name, scores)
-            hint = f"; did you mean {guess!r}?" if guess else ""
+            hint = suggest(name, scores)
             raise ConfigError(f"env.scorer={name!r}: the sample has the scores {', '.join(scores) or 'none'}{hint}")
         return scores[name]
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from agentrl.common.concurrency import take_error
 from agentrl.common.untrusted import read_json
 from agentrl.errors import EnvError
 from agentrl.types import Message, StepResult, ToolCall
@@ -145,8 +146,7 @@ class EpisodeLoop(Generic[R]):
         return StepResult(messages[known:] if goes_on else list(messages), fresh=not goes_on)
 
     def _note_end(self, task: asyncio.Task[R]) -> None:
-        if not task.cancelled():
-            task.exception()  # asyncio prints those that nobody asks for, amid whatever runs then
+        take_error(task)
         self._wake()
 
     def _wake(self) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from statistics import fmean, stdev
 
-from agentrl.envs.base import reward_methods
+from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.check import trivial
 from agentrl.envs.check.findings import Note, Scores
 from agentrl.envs.check.subject import EXPERT, Subject
@@ -31,6 +31,7 @@ HALF, FIFTH = 0.5, 0.2
 CHANCE_MARGIN = 0.03
 """By how much a declared chance may be off, besides the interval."""
 TOLERANCE = 1e-6
+"""Rewards are added up in floating point."""
 EXAMPLES = 3
 MOVING = (trivial.CONSTANT, trivial.RANDOM)
 """Trivial agents that may well make legal moves."""
@@ -112,7 +113,7 @@ async def compare_scores(subject: Subject) -> AsyncIterator[str | Note]:
     )
     if len(subject.scored) < FEWEST:
         return
-    low, top = _bounds(subject)
+    low, top = declared_bounds(subject.env, (session for _, session in subject.played()))
     target = expert.scores if expert else (top,) * len(subject.scored)
     if not math.isfinite(fmean(target)) or fmean(target) <= low + TOLERANCE:
         return  # nothing is the most that there is; or an expert that fails in all tasks, a finding of its own
@@ -207,9 +208,10 @@ def _each(session: Session) -> list[float]:
     return [trivial.score(session, agent) for agent in given]
 
 
-def _bounds(subject: Subject) -> tuple[float, float]:
-    """The least and the greatest score that the environment declares."""
-    ends = [sorted(mark.weight * end for end in mark.range) for mark, _ in reward_methods(subject.env)]
-    if any(node.reward is not None for _, session in subject.played() for node in session.nodes):
-        ends.append(list(subject.env.return_range))
+def declared_bounds(env: Env, sessions: Iterable[Session], given: Container[str] | None = None) -> tuple[float, float]:
+    """The least and the greatest score of sessions that the environment declares; `given`: of these rewards alone."""
+    marks = [mark for mark, _ in reward_methods(env) if given is None or mark.name in given]
+    ends = [sorted(mark.weight * end for end in mark.range) for mark in marks]
+    if any(node.reward is not None for session in sessions for node in session.nodes):
+        ends.append(list(env.return_range))
     return sum(low for low, _ in ends), sum(high for _, high in ends)

@@ -21,7 +21,7 @@ from agentrl.common.imports import load
 from agentrl.envs.data import card, hub
 from agentrl.envs.data.conditions import conditions, fits
 from agentrl.envs.data.rows import ENDINGS, parse_rows
-from agentrl.errors import ConfigError, nearest
+from agentrl.errors import ConfigError, suggest
 
 Row = Mapping[str, Any]
 WORDS = {
@@ -200,8 +200,7 @@ def _value(row: Row, name: str, place: str) -> Any:
     found: Any = row
     for part in [name] if name in row else name.split("."):
         if not isinstance(found, Mapping) or part not in found:
-            guess = nearest(name, list(row))
-            hint = f"; did you mean {guess!r}?" if guess else ""
+            hint = suggest(name, list(row))
             raise ConfigError(f"{place}: there is no column {name!r}{hint} (columns: {', '.join(row)})")
         found = found[part]
     return found

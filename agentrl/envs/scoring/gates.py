@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentrl.envs.reward_marks import FinalReward, RewardMark
-from agentrl.errors import ConfigError, nearest
+from agentrl.errors import ConfigError, suggest
 
 
 def gates_first(rewards: Sequence[FinalReward], others: Iterable[str] = (), agents: int = 1) -> list[FinalReward]:
@@ -31,8 +31,7 @@ def gates_first(rewards: Sequence[FinalReward], others: Iterable[str] = (), agen
     known = [*(mark.name for mark, _ in rewards), *others]
     for mark, _ in rewards:
         if unknown := [name for name in mark.gates if name not in known]:
-            guess = nearest(unknown[0], known)
-            hint = f"; did you mean {guess!r}?" if guess else ""
+            hint = suggest(unknown[0], known)
             raise ConfigError(
                 f"rewards.{mark.name}.gates: there is no reward {unknown[0]!r}{hint} (rewards: {', '.join(known)})"
             )

@@ -26,6 +26,7 @@ import httpx
 import orjson
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
+from agentrl.common.concurrency import take_error
 from agentrl.common.retries import doubling, retry
 from agentrl.common.untrusted import visible_text
 from agentrl.config import RewardConfig
@@ -166,8 +167,7 @@ class JudgeClient:
 
     def _note_end(self, key: bytes, task: asyncio.Task[str]) -> None:
         self._asked.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # whoever asked may be gone
+        take_error(task)  # whoever asked may be gone
 
     async def _reply(self, key: bytes, body: dict[str, Any], read: Callable[[str], Any]) -> str:
         """A reply that has a verdict."""

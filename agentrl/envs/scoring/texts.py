@@ -12,7 +12,7 @@ from agentrl.common.plain import plain
 from agentrl.config import RewardConfig
 from agentrl.envs.builtin.questions import latex
 from agentrl.envs.data.conditions import inside
-from agentrl.errors import ConfigError, nearest
+from agentrl.errors import ConfigError, suggest
 from agentrl.types import Session, Task
 
 MAX_CHARS = 200_000
@@ -71,8 +71,7 @@ def field_of(task: Task, name: str, setting: str) -> Any:
         return plain(inside(task.data, name))
     except KeyError:
         fields = ", ".join(map(str, task.data)) or "none"
-        guess = nearest(name, list(map(str, task.data)))
-        hint = f"; did you mean {guess!r}?" if guess else ""
+        hint = suggest(name, list(map(str, task.data)))
         raise ConfigError(
             f"{setting}={name!r}: task {task.id!r} has no such field{hint} (fields: {fields}); rewards.NAME.where says "
             "which tasks a reward is for"

@@ -10,7 +10,7 @@ from agentrl.config.policies import SCRIPTS
 from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT, NOOP
 from agentrl.envs.turns import Actor
-from agentrl.errors import ConfigError, nearest
+from agentrl.errors import ConfigError, suggest
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
@@ -33,8 +33,7 @@ def held_out_split(measured: EvalConfig, env: Env) -> str:
     if split is None:
         return "eval" if "eval" in env.splits else env.splits[-1]
     if split not in env.splits:
-        guess = nearest(split, env.splits)
-        hint = f"; did you mean {guess!r}?" if guess else ""
+        hint = suggest(split, env.splits)
         name, known = type(env.unwrapped).__name__, ", ".join(env.splits)
         raise ConfigError(f"eval.split={split!r}: {name} has no such split{hint} (splits: {known})")
     return split

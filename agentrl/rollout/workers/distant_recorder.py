@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.cluster.pool import Workers
+from agentrl.common.concurrency import hold_task, take_error
 from agentrl.errors import WorkerLost
 from agentrl.types import Session
 
@@ -45,14 +46,7 @@ class DistantRecorder:
 
     def save_soon(self, session: Session) -> None:
         """Store a session that is aborted with the run, where there is time for it."""
-        task = asyncio.ensure_future(self._call("end", session))
-        self._aborting.add(task)
-        task.add_done_callback(self._note_end)
-
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
-        self._aborting.discard(task)
-        if not task.cancelled():
-            task.exception()  # nobody waits for it
+        hold_task(self._call("end", session), self._aborting).add_done_callback(take_error)
 
     async def _call(self, method: str, *arguments: Any) -> None:
         for left in reversed(range(ATTEMPTS)):

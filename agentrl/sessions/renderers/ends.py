@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from agentrl.errors import ConfigError, RenderError, nearest
+from agentrl.errors import ConfigError, RenderError, suggest
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.types import FunctionCall, Message, ToolCall
@@ -49,9 +49,7 @@ def extend_ends(renderer: Renderer, tokenizer: HFTokenizer, stop: str = "") -> N
 def stop_token(tokenizer: HFTokenizer, stop: str) -> int:
     """The id of the token that `model.stop` names; ConfigError where it is no special token of this tokenizer."""
     if stop not in tokenizer.added:
-        guess = nearest(stop, tokenizer.added)
-        hint = f"; did you mean {guess!r}?" if guess else ""
-        raise ConfigError(f"model.stop={stop!r} is no special token of this tokenizer{hint}")
+        raise ConfigError(f"model.stop={stop!r} is no special token of this tokenizer{suggest(stop, tokenizer.added)}")
     return tokenizer.added[stop]
 
 

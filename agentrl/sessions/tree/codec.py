@@ -240,31 +240,33 @@ def session_from(id_: str, group: str, status: str, task: str, head: str, nodes:
 
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Token ids as little-endian 32-bit integers."""
-    return _little("i", ids)
+    return pack_numbers("i", ids)
 
 
 def unpack_ids(data: bytes) -> list[int]:
     """The token ids of `pack_ids`."""
-    return _from_little("i", data).tolist()
+    return unpack_numbers("i", data).tolist()
 
 
 def pack_floats(values: Sequence[float]) -> bytes | None:
     """Numbers as little-endian 64-bit floats; None where all are 0."""
-    return _little("d", values) if any(values) else None
+    return pack_numbers("d", values) if any(values) else None
 
 
 def _unpack_floats(data: bytes | None) -> list[float]:
-    return _from_little("d", data).tolist() if data else []
+    return unpack_numbers("d", data).tolist() if data else []
 
 
-def _little(code: str, values: Sequence[Any]) -> bytes:
+def pack_numbers(code: str, values: Sequence[Any]) -> bytes:
+    """Numbers of a kind that `array` knows, little-endian."""
     packed = array(code, values)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
 
 
-def _from_little(code: str, data: bytes) -> array[Any]:
+def unpack_numbers(code: str, data: bytes) -> array[Any]:
+    """The numbers of `pack_numbers`."""
     values: array[Any] = array(code)
     values.frombytes(data)
     if sys.byteorder == "big":

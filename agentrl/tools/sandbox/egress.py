@@ -15,6 +15,7 @@ import logging
 import signal
 import socket
 
+from agentrl.common.concurrency import hold_task
 from agentrl.tools.sandbox.runner.client import Channel, RunnerClient
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,7 @@ async def serve(client: RunnerClient, allowed: tuple[str, ...]) -> None:
     connections: set[asyncio.Task[None]] = set()
 
     def accept(channel: Channel) -> None:
-        task = asyncio.ensure_future(_connection(channel, allowed))
-        connections.add(task)
-        task.add_done_callback(connections.discard)
+        hold_task(_connection(channel, allowed), connections)
 
     client.on_accept = accept
     await client.listen(PORT)

@@ -10,17 +10,18 @@ backends share whose files pass in archives.
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 import posixpath
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox.archive import LIMITS, pack, unpack
-from agentrl.tools.sandbox.base import SNAPSHOT_BYTES, PathError, Sandbox, Snapshot, SnapshotRefused
+from agentrl.tools.sandbox.base import SNAPSHOT_BYTES, PathError, Sandbox, SandboxDied, Snapshot, SnapshotRefused
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 OWN = "sandbox"
@@ -140,9 +141,21 @@ class ArchivedSandbox:
         used: a command has run since it was created or emptied.
     """
 
+    id: str
     spec: SandboxSpec
     workdir: str
     used = False
+    _given_back = False
+
+    def renewed(self) -> Self:
+        self._require_held()
+        other = copy.copy(self)
+        self._given_back = True
+        return other
+
+    def _require_held(self) -> None:
+        if self._given_back:
+            raise SandboxDied(f"the sandbox {self.id} was given back by whoever had it: another episode may use it")
 
     async def _pack(self, path: str, limit: int, file: Any = None) -> bytes:
         """The archive of a directory, written into a file where there is one; PathError where it can't be read."""

@@ -27,7 +27,6 @@ class Toolkit:
     Args:
         names: which of bash, python, edit and submit to offer.
         timeout: seconds of one command or cell; keep it below the registry's own limit.
-        stateful: whether bash keeps its working directory and variables.
         limit: bytes kept of each of a command's outputs.
         interrupt_timeout: seconds that a cell at its time limit has to end, once it is interrupted.
 
@@ -40,7 +39,6 @@ class Toolkit:
         names: Iterable[str] = ("bash", "edit", "submit"),
         *,
         timeout: float = 25.0,
-        stateful: bool = True,
         limit: int = 16 << 10,
         interrupt_timeout: float = INTERRUPT_SECONDS,
     ) -> None:
@@ -57,7 +55,6 @@ class Toolkit:
         self.tools = [Tool.of(known[name]) for name in self.names]
         self.timeout = timeout
         self.submitted: str | None = None
-        self._stateful = stateful
         self._limit = limit
         self._interrupt_timeout = interrupt_timeout
         self._shell: tuple[str, Shell] | None = None
@@ -90,8 +87,6 @@ class Toolkit:
             command: the command line; it ends, with everything that it started, at its time limit.
             sandbox: where; the model does not see this.
         """
-        if not self._stateful:
-            return show_result(await sandbox.exec(command, timeout=self.timeout, limit=self._limit))
         if self._shell is None or self._shell[0] != sandbox.id:
             self._shell = sandbox.id, Shell(sandbox, **self._shell_options)
         return show_result(await self._shell[1].run(command, timeout=self.timeout, limit=self._limit))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from agentrl.config import Section, ToolConfig, ToolSections
-from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, nearest
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, suggest
 from agentrl.overrides import validate
 from agentrl.registry import Registry, subclass_of
 from agentrl.tools.registry import cut
@@ -224,8 +224,7 @@ def _choose(tools: Sequence[Tool], only: Sequence[str], setting: str) -> list[To
     known = {tool.name: tool for tool in tools}
     for wanted in only:
         if wanted not in known:
-            guess = nearest(wanted, known)
-            hint = f"; did you mean {guess!r}?" if guess else ""
+            hint = suggest(wanted, known)
             raise ConfigError(
                 f"{setting}.only: there is no tool {wanted!r}{hint} (tools: {', '.join(known) or 'none'})"
             )

@@ -9,7 +9,7 @@ from agentrl.config.learners import named_as_given
 from agentrl.config.policies import list_players
 from agentrl.envs.base import Env
 from agentrl.envs.registry import make
-from agentrl.errors import ConfigError, nearest
+from agentrl.errors import ConfigError, suggest
 from agentrl.rollout.episodes.opponents import NEED_OTHERS, check_partner
 from agentrl.sessions.renderers.registry import check_name
 from agentrl.types import MAIN
@@ -65,8 +65,7 @@ def check_agents(
     """
     for agent in agents if program is None else ():
         if agent not in env.agents:
-            guess = nearest(agent, env.agents)
-            hint = f"; did you mean {guess!r}?" if guess else ""
+            hint = suggest(agent, env.agents)
             known = ", ".join(env.agents)
             raise ConfigError(f"agents.{agent}: env={name} has no such agent{hint} (agents: {known})")
     if program is not None:

@@ -31,7 +31,7 @@ from agentrl.common import cores
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.config.sections import NAMED, Section
 from agentrl.errors import AgentRLError, ConfigError, brief
-from agentrl.train.plan.gateway_probe import GatewayHost, links_of, problems_of_gateways
+from agentrl.train.plan.gateway_probe import GatewayHost, links_of, pairs_of, problems_of_gateways
 from agentrl.train.plan.memory import GIB
 from agentrl.train.plan.this_machine import Feature, find_features
 
@@ -201,7 +201,7 @@ async def _examine(opened: Cluster, nodes: Sequence[ClusterNode], config: Doctor
         report.problems += _problems(node, answer, config)
         if isinstance(answer, Equipment):
             report.nodes[node.name] = answer
-    for one, other in _pairs(list(report.nodes)):
+    for one, other in pairs_of(list(report.nodes), MOST_PAIRS):
         words = (workers[other].address, config.megabytes, config.timeout)
         try:
             report.links[one, other] = await workers[one].call("send", *words, timeout=2 * config.timeout)
@@ -262,8 +262,3 @@ def _problems(node: ClusterNode, found: Equipment | BaseException, config: Docto
             yield f"{node.name} does not see the files of folder={config.folder}, which all nodes must share"
         if len(found.gpus) < node.gpus:
             yield f"{node.name} has {node.gpus} GPUs in Ray's count, and nvidia-smi shows {len(found.gpus)}"
-
-
-def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    pairs = [(one, other) for one in names for other in names if one != other]
-    return pairs if len(pairs) <= MOST_PAIRS else list(zip(names, [*names[1:], names[0]], strict=True))

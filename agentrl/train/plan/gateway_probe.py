@@ -201,13 +201,17 @@ class Links:
         return list(dict.fromkeys(host for _, host in self.pairs))
 
 
+def pairs_of(names: Sequence[str], most: int) -> list[tuple[str, str]]:
+    """All pairs of nodes; where these are more than `most`, each node and the next one."""
+    pairs = [(one, other) for one in names for other in names if one != other]
+    return pairs if len(pairs) <= most else list(zip(names, [*names[1:], names[0]], strict=True))
+
+
 def links_of(config: ClusterConfig, nodes: Sequence[ClusterNode], most: int) -> Links:
     """Return the links by which a run calls its gateways; at most `most` of those between nodes."""
     names = [node.name for node in nodes]
     if not config.gateways:
-        others = [(one, other) for one in names for other in names if one != other]
-        some = others if len(others) <= most else list(zip(names, [*names[1:], names[0]], strict=True))
-        return Links([*((name, name) for name in names), *some])
+        return Links([*((name, name) for name in names), *pairs_of(names, most)])
     hosts = _with_room("gateway", Resources(cpus=gateway_workers.CPUS), config, nodes)
     callers = names[:1]  # the run's process
     if config.environments:
@@ -221,14 +225,9 @@ def links_of(config: ClusterConfig, nodes: Sequence[ClusterNode], most: int) -> 
 
 def _with_room(role: str, own: Resources, config: ClusterConfig, nodes: Sequence[ClusterNode]) -> list[str]:
     takes = override_resources(role, own, config.resources)
-    found = [
-        node.name
-        for node in nodes
-        if node.cpus >= takes.cpus and all(node.custom.get(name, 0.0) >= each for name, each in takes.custom.items())
-    ]
+    found = [node.name for node in nodes if node.holds(takes)]
     if not found:
-        asks = ", ".join((f"{takes.cpus:g} CPUs", *(f"{each:g} {name}" for name, each in takes.custom.items())))
-        raise ConfigError(f"no node has what a worker takes by cluster.resources.{role}: {asks}")
+        raise ConfigError(f"no node has what a worker takes by cluster.resources.{role}: {takes}")
     return found
 
 

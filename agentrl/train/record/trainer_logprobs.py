@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,8 +22,11 @@ import orjson
 
 from agentrl.common import formats
 from agentrl.errors import StoreError
+from agentrl.sessions.tree.codec import pack_numbers, unpack_numbers
 
 NAME = "logprobs.db"
+FLOATS = "f"
+"""The kind of numbers in `array`: 32 bits, what trainers compute log-probabilities in."""
 WAIT = 30.0
 """Seconds that a write waits for readers."""
 _TABLE = (
@@ -60,7 +61,9 @@ def write(run: Path, step: int, version: int, found: Mapping[tuple[str, int], Se
         found: one for each token of a node, by session (as credit counts it, `Session.by_agent`) and node.
     """
     formats.check_database(run / NAME, formats.LOGPROBS)
-    rows = [(session, node, step, version, _pack(logprobs)) for (session, node), logprobs in found.items()]
+    rows = [
+        (session, node, step, version, pack_numbers(FLOATS, logprobs)) for (session, node), logprobs in found.items()
+    ]
     try:
         with closing(sqlite3.connect(run / NAME, WAIT)) as db, db:
             db.execute("PRAGMA journal_mode=WAL")
@@ -78,7 +81,7 @@ def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
     """
     select = "SELECT step, version, data FROM logprobs WHERE session = ? AND node = ? ORDER BY step DESC LIMIT 1"
     for number, version, data in _select(run, select, session, node):
-        return TurnLogprobs(number, version, _unpack(data))
+        return TurnLogprobs(number, version, unpack_numbers(FLOATS, data).tolist())
     return None
 
 
@@ -110,18 +113,3 @@ def drop_after(run: Path, step: int) -> None:
         with closing(sqlite3.connect(run / NAME, WAIT)) as db, db:
             db.execute(_TABLE)
             db.execute("DELETE FROM logprobs WHERE step > ?", (step,))
-
-
-def _pack(values: Sequence[float]) -> bytes:
-    """The values as 32-bit floats, little-endian: what trainers compute log-probabilities in."""
-    packed = array("f", values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _unpack(data: bytes) -> list[float]:
-    values = array("f", data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tolist()

@@ -33,7 +33,9 @@ class WebEnv(Env, Generic[S]):
 
     levels: ClassVar[tuple[int, ...]] = (1, 2, 3)
 
-    def __init__(self, level: int | None, seed: int, browser: BrowserName, view: View = "text") -> None:
+    def __init__(
+        self, level: int | None = None, seed: int = 0, browser: BrowserName = "text", view: View = "text"
+    ) -> None:
         if level is not None and level not in self.levels:
             raise ConfigError(f"env.level = {level}: allowed are {', '.join(map(str, self.levels))}")
         if view != "text" and browser != "chromium":

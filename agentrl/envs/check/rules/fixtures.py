@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 
 from agentrl.envs import calls
-from agentrl.envs.base import Env, reward_methods
+from agentrl.envs.base import Env
+from agentrl.envs.check.scores import TOLERANCE, declared_bounds
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.episode import ScriptedPolicy, play
 from agentrl.envs.fixtures import Fixture, FixtureCredit
@@ -15,8 +16,6 @@ from agentrl.types import Message, Session
 
 MOST = 200
 """Fixtures that are played, at most."""
-TOLERANCE = 1e-6
-"""Rewards are added up in floating point."""
 
 
 async def fixtures(subject: Subject) -> AsyncIterator[str]:
@@ -47,22 +46,10 @@ def problem(fixture: Fixture, session: Session, env: Env) -> str:
         return "got no reward; where an answer is worth nothing, return 0"
     if not isinstance(credit, FixtureCredit):
         return "" if abs(score - credit) <= TOLERANCE else f"must get {credit:g} and got {score:g}"
-    least, most = _bounds(env, session)
+    least, most = declared_bounds(env, [session], session.rewards)
     fits = {
         FixtureCredit.FULL: score >= most - TOLERANCE,
         FixtureCredit.PARTIAL: least + TOLERANCE < score < most - TOLERANCE,
         FixtureCredit.NONE: score <= least + TOLERANCE,
     }
     return "" if fits[credit] else f"must get {credit} credit and got {score:g} (of {least:g} to {most:g})"
-
-
-def _bounds(env: Env, session: Session) -> tuple[float, float]:
-    """The least and the greatest score of the rewards that a session got."""
-    ends = [
-        sorted(mark.weight * end for end in mark.range)
-        for mark, _ in reward_methods(env)
-        if mark.name in session.rewards
-    ]
-    if any(node.reward is not None for node in session.nodes):
-        ends.append(list(env.return_range))
-    return sum(low for low, _ in ends), sum(high for _, high in ends)

@@ -22,6 +22,7 @@ from typing import Any
 
 from agentrl.cluster.server import ServerProcess, probe_until
 from agentrl.common import custom_code
+from agentrl.common.concurrency import hold_task
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, readable
 from agentrl.rollout.engines.folder import ModelFacts
@@ -285,9 +286,7 @@ class RemoteEngine(ManagedEngine, ABC):
         """Leave a request; the engine counts it as running until the server has answered."""
         if request.task is not None:
             request.task.cancel()
-        task = asyncio.create_task(self._leave(request))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
+        hold_task(self._leave(request), self._aborts)
 
     # ------------------------------------------------------------------------------- pausing and weights
 

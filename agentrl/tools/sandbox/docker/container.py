@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from agentrl.common import processes
+from agentrl.common.concurrency import hold_task
 from agentrl.common.retries import doubling, retry
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox.base import DaemonError, Sandbox
@@ -90,9 +91,7 @@ async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:
 
 def in_background(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine as a background task."""
-    task = asyncio.ensure_future(work)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    hold_task(work, _tasks)
 
 
 async def remove(daemon: Daemon, container: str) -> None:

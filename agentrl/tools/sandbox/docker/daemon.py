@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from agentrl.common.concurrency import take_error
 from agentrl.errors import ConfigError, require_extra
 from agentrl.tools.sandbox.base import DaemonError
 from agentrl.tools.sandbox.runner.transport import AttachStream, daemon_address, default_daemon
@@ -72,10 +73,10 @@ class Daemon:
         try:
             return await asyncio.wait_for(asyncio.shield(under_way), timeout)
         except TimeoutError:
-            under_way.add_done_callback(_ignore)
+            under_way.add_done_callback(take_error)
             raise DaemonError(f"the Docker daemon at {self.address} took longer than {timeout:g} s") from None
         except asyncio.CancelledError:
-            under_way.add_done_callback(_ignore)
+            under_way.add_done_callback(take_error)
             raise
 
     async def remapped(self) -> bool:
@@ -146,8 +147,3 @@ def translate_errors(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         raise DaemonError(f"the Docker daemon refused: {text}") from error
     except (errors.DockerException, requests.RequestException, OSError) as error:
         raise DaemonError(f"the Docker daemon failed: {error}") from error
-
-
-def _ignore(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

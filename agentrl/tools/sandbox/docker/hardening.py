@@ -7,12 +7,14 @@ caught by the second.
 
 from __future__ import annotations
 
+import itertools
 import json
+import secrets
 from typing import Any
 
 from agentrl.tools.sandbox.runner.build import runner_binary, seccomp_profile
 from agentrl.tools.sandbox.spec import AUTO, SandboxSpec
-from agentrl.tools.sandbox.users import is_own, own_user
+from agentrl.tools.threads import in_forked_child
 
 RUNNER_DIR = "/.agentrl"
 RUNNER = f"{RUNNER_DIR}/agentrl-runner"
@@ -23,6 +25,33 @@ own init would not do: the process that it starts can be killed, and the contain
 
 NO_TRACES = {"net.ipv4.tcp_max_tw_buckets": "0", "net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": "0"}
 """Kernel settings that keep nothing of closed connections; with a loopback alone nobody needs that."""
+
+RANGE = range(1 << 20, 1 << 21)
+"""The ids of users, one for each sandbox, cycled through from a random position: the kernel limits many resources per
+user and not per container (inotify instances, pipe and message-queue memory, pending signals, descriptors in flight).
+They need no account, are above those of ordinary ones, and fit into seven octal digits of an archive's header."""
+REMAPPED = range(10_000, 60_000)
+"""Ids where the daemon maps users (rootless, or userns-remap), which gives a container 65,536 of them."""
+_numbers = itertools.count(secrets.randbelow(len(RANGE)))
+
+
+@in_forked_child
+def _begin_elsewhere() -> None:
+    global _numbers
+    _numbers = itertools.count(secrets.randbelow(len(RANGE)))
+
+
+def own_user(remapped: bool = False) -> str:
+    """A user that no other sandbox of this process has, as uid:gid."""
+    ids = REMAPPED if remapped else RANGE
+    number = ids[next(_numbers) % len(ids)]
+    return f"{number}:{number}"
+
+
+def is_own(user: str) -> bool:
+    """Return whether a user may come from `own_user`."""
+    uid, _, gid = user.partition(":")
+    return uid == gid and uid.isdigit() and (int(uid) in RANGE or int(uid) in REMAPPED)
 
 
 def host_config(spec: SandboxSpec) -> dict[str, Any]:

@@ -1,12 +1,11 @@
-"""Images: building, pulling and looking them up, with progress line by line.
+"""Images: building them, with progress line by line, and looking them up.
 
-Two callers of the same image share one pull. A rollout never pulls: a missing image is a configuration error, reported
-before the run begins, not after minutes of waiting.
+Nothing here pulls one: a missing image is a configuration error, reported before the run begins, not after minutes of
+waiting.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,7 @@ from agentrl.tools.sandbox.docker.daemon import ImageMissing, connect
 from agentrl.tools.sandbox.runner.loop import run_on_loop
 
 Progress = Callable[[str], None]
-PULL_TIMEOUT = 3600.0
 BUILD_TIMEOUT = 3600.0
-
-_pulls: dict[tuple[str, str | None], asyncio.Future[None]] = {}
 
 
 @run_on_loop
@@ -41,18 +37,6 @@ async def require(image: str, address: str | None = None) -> None:
 
 
 @run_on_loop
-async def pull(image: str, progress: Progress = lambda line: None, address: str | None = None) -> None:
-    """Fetch an image from its registry; DaemonError where the registry or the daemon failed."""
-    daemon = await connect(address)
-    key = (image, address)
-    if key not in _pulls:
-        work = daemon.call(_follow_pull, daemon.api, image, progress, timeout=PULL_TIMEOUT)
-        _pulls[key] = asyncio.ensure_future(work)
-        _pulls[key].add_done_callback(lambda _: _pulls.pop(key, None))
-    await asyncio.shield(_pulls[key])
-
-
-@run_on_loop
 async def build(folder: Path, tag: str, progress: Progress = lambda line: None, address: str | None = None) -> None:
     """Build a Dockerfile's image.
 
@@ -70,13 +54,6 @@ async def build(folder: Path, tag: str, progress: Progress = lambda line: None, 
         raise InvalidInput(f"{folder} has no Dockerfile")
     daemon = await connect(address)
     await daemon.call(_follow_build, daemon.api, folder, tag, progress, timeout=BUILD_TIMEOUT)
-
-
-def _follow_pull(api: Any, image: str, progress: Progress) -> None:
-    name, _, tag = image.rpartition(":")
-    if not name or "/" in tag:
-        name, tag = image, "latest"
-    follow(api.pull(name, tag=tag, stream=True, decode=True), progress, f"pulling {image}")
 
 
 def _follow_build(api: Any, folder: Path, tag: str, progress: Progress) -> None:

@@ -17,9 +17,10 @@ import shlex
 import struct
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from agentrl.common import processes
+from agentrl.common.concurrency import take_error
 from agentrl.errors import SandboxError, ToolArguments
 from agentrl.tools.sandbox.base import (
     Command,
@@ -95,7 +96,7 @@ class PlainSandbox(ContainerSandbox, ArchivedSandbox):
         except OSError as error:
             raise SandboxDied(f"the exec's stream failed: {error}") from None
         finally:
-            done.add_done_callback(lambda f: f.cancelled() or f.exception())
+            done.add_done_callback(take_error)
         state = await call(api.exec_inspect, id)
         code = state.get("ExitCode")
         if code is None or (code == 137 and not await self.healthy()):
@@ -164,7 +165,7 @@ class PlainSandbox(ContainerSandbox, ArchivedSandbox):
     async def _another(self) -> Sandbox:
         return await create_plain(self.spec, "its original is plain, too")
 
-    def renewed(self) -> Sandbox:
+    def renewed(self) -> Self:
         return self
 
     async def reset(self) -> None:

@@ -8,15 +8,12 @@ failure: a call whose answer is lost may have had its effect, so its sandbox is 
 from __future__ import annotations
 
 import asyncio
-import copy
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from agentrl.common import processes
+from agentrl.common.concurrency import take_error
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
-from agentrl.tools.sandbox import archive
 from agentrl.tools.sandbox.base import (
     SNAPSHOT_BYTES,
     Command,
@@ -30,6 +27,7 @@ from agentrl.tools.sandbox.base import (
 from agentrl.tools.sandbox.remote.client import LONG_SECONDS, SECONDS, SandboxServerClient
 from agentrl.tools.sandbox.remote.wire import Report
 from agentrl.tools.sandbox.runner.loop import on_loop, run_on_loop, sandbox_loop
+from agentrl.tools.sandbox.snapshot import ArchivedSandbox
 from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.threads import in_forked_child
 
@@ -39,20 +37,18 @@ POLL_SECONDS = 60.0
 """One request waits so long for a background process."""
 
 
-class RemoteSandbox:
+class RemoteSandbox(ArchivedSandbox):
     """A sandbox on another machine. Make one with `create_remote`."""
 
     def __init__(self, id: str, spec: SandboxSpec, server: SandboxServerClient, workdir: str) -> None:
         self.id, self.spec, self.workdir = id, spec, workdir
         self._server = server
         self._lost: str | None = None
-        self._given_back = False
         loop = sandbox_loop()
         processes.register_sandbox(id, lambda: asyncio.run_coroutine_threadsafe(server.close(id), loop))
 
     def _require_held(self) -> None:
-        if self._given_back:
-            raise SandboxDied(f"the sandbox {self.id} was given back by whoever had it: another episode may use it")
+        super()._require_held()
         if self._lost:
             raise SandboxDied(self._lost)
 
@@ -103,16 +99,14 @@ class RemoteSandbox:
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         await self.call("write", None, path=path, data=body_of(data, "data"), mode=mode)
 
-    async def upload(self, source: Path | bytes, path: str) -> None:
-        body = source if isinstance(source, bytes) else await asyncio.to_thread(archive.pack, source)
+    async def _unpack(self, path: str, body: bytes) -> None:
         await self.call("upload", None, data=body, path=path)
 
-    async def download(self, path: str, destination: Path) -> None:
-        packed = await self.call("download", bytes, LONG_SECONDS, path=path)
-        with tempfile.TemporaryFile() as file:
+    async def _pack(self, path: str, limit: int, file: Any = None) -> bytes:
+        packed: bytes = await self.call("download", bytes, LONG_SECONDS, path=path)
+        if file is not None:
             file.write(packed)
-            file.seek(0)
-            await asyncio.to_thread(archive.unpack, file, destination)
+        return packed
 
     async def snapshot(self, limit: int = SNAPSHOT_BYTES) -> Snapshot:
         snapshot: Snapshot = await self.call("snapshot", Snapshot, LONG_SECONDS, limit=limit)
@@ -127,12 +121,6 @@ class RemoteSandbox:
 
     async def reset(self) -> None:
         await self.call("reset", None, LONG_SECONDS)
-
-    def renewed(self) -> Self:
-        self._require_held()
-        other = copy.copy(self)
-        self._given_back = True
-        return other
 
     async def healthy(self) -> bool:
         try:
@@ -153,7 +141,7 @@ class RemoteProcess:
     def __init__(self, sandbox: RemoteSandbox, number: int) -> None:
         self._sandbox, self._number = sandbox, number
         self._end = asyncio.ensure_future(self._watch())
-        self._end.add_done_callback(lambda end: end.cancelled() or end.exception())  # nobody may ask for it
+        self._end.add_done_callback(take_error)  # nobody may ask for it
 
     async def _watch(self) -> ExecResult:
         result: ExecResult | None = None

@@ -12,8 +12,8 @@ import secrets
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
 
+from agentrl.common.concurrency import take_error
 from agentrl.errors import SandboxError
 from agentrl.tools.sandbox.base import SandboxDied
 from agentrl.tools.sandbox.runner import wire
@@ -31,7 +31,7 @@ class Channel:
     def __init__(self, client: RunnerClient, number: int) -> None:
         self.number = number
         self.exit: asyncio.Future[wire.Exit] = asyncio.get_running_loop().create_future()
-        self.exit.add_done_callback(_retrieve)
+        self.exit.add_done_callback(take_error)
         self.outputs = (bytearray(), bytearray())
         self.reports: asyncio.Queue[bytes] = asyncio.Queue()
         self.head = 0
@@ -221,7 +221,7 @@ class RunnerClient:
 
     def _request(self, expected: Frame, number: int, kind: Frame, payload: bytes = b"") -> asyncio.Future[bytes]:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_retrieve)
+        answer.add_done_callback(take_error)
         if self.lost:
             answer.set_exception(SandboxDied(self.lost))
             return answer
@@ -252,9 +252,3 @@ class RunnerClient:
             channel_or_none.handle(kind, payload)
             if kind is Frame.EXIT:
                 del self._channels[number]
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Mark a failure as retrieved, so that a future that is not awaited gives no warning at exit."""
-    if not future.cancelled():
-        future.exception()

@@ -80,16 +80,12 @@ class Interpreter:
 
     Args:
         sandbox: where it runs.
-        program: the interpreter.
         interrupt_timeout: seconds for an interrupted cell to end.
     """
 
-    def __init__(
-        self, sandbox: InteractiveSandbox, *, program: str = "python3", interrupt_timeout: float = INTERRUPT_SECONDS
-    ) -> None:
+    def __init__(self, sandbox: InteractiveSandbox, *, interrupt_timeout: float = INTERRUPT_SECONDS) -> None:
         self._sandbox = sandbox
         self._interrupt_timeout = interrupt_timeout
-        self._program = program
         self._process: InteractiveProcess | None = None
 
     async def run(self, code: str, *, timeout: float = 30.0) -> ExecResult:
@@ -104,7 +100,7 @@ class Interpreter:
         """
         process = self._process
         if process is None or not process.running:
-            process = self._process = await self._sandbox.connect([self._program, "-u", "-c", DRIVER])
+            process = self._process = await self._sandbox.connect(["python3", "-u", "-c", DRIVER])
         nonce = secrets.token_hex(8)
         request = json.dumps({"nonce": nonce, "code": code}).encode() + b"\n"
         answer = await process.request(request, nonce.encode(), timeout)

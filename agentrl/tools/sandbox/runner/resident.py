@@ -7,13 +7,12 @@ container is frozen): then the sandbox is abandoned.
 from __future__ import annotations
 
 import asyncio
-import copy
 import errno
 import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from agentrl.errors import AgentRLError, SandboxError, ToolArguments
 from agentrl.tools.sandbox.base import (
@@ -60,7 +59,6 @@ class ResidentSandbox(ArchivedSandbox):
         self.client = client
         self._shell = spec.shell
         self._out_of_memory = False
-        self._given_back = False
         self._empty: str | None = None  # the runner's description of it before the first command
         self._env = {**(proxy_env() if spec.egress else {}), **spec.env}
         self._end = asyncio.get_running_loop().call_later(spec.lifetime, client.fail, "the sandbox's lifetime is over")
@@ -240,16 +238,6 @@ class ResidentSandbox(ArchivedSandbox):
     async def ready(self) -> None:
         """Describe the sandbox before its first command; `reset` compares with that."""
         self._empty = await self._describe(CommandKind.DESCRIBE)
-
-    def renewed(self) -> Self:
-        self._require_held()
-        other = copy.copy(self)
-        self._given_back = True
-        return other
-
-    def _require_held(self) -> None:
-        if self._given_back:
-            raise SandboxDied(f"the sandbox {self.id} was given back by whoever had it: another episode may use it")
 
     @run_on_loop
     async def reset(self) -> None:

@@ -83,11 +83,9 @@ class AttachStream(ByteStream, asyncio.Protocol):
         return stream
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self._head is not None:
             self._head += data
             head, found, rest = bytes(self._head).partition(b"\r\n\r\n")
@@ -109,7 +107,6 @@ class AttachStream(ByteStream, asyncio.Protocol):
                 logger.debug("the runner's standard error: %s", piece.decode(errors="replace").strip())
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See asyncio.Protocol."""
         reason = f"the connection to the container ended{f': {error}' if error else ''}"
         self._fail(DaemonError(reason))
         self.on_lost(reason)
@@ -140,12 +137,10 @@ class PipeStream(ByteStream, asyncio.SubprocessProtocol):
         self._transport = transport.get_pipe_transport(0)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """See asyncio.SubprocessProtocol."""
         if fd == 1:
             self.on_bytes(data)
 
     def process_exited(self) -> None:
-        """See asyncio.SubprocessProtocol."""
         self.on_lost(f"the runner ended with status {self._process.get_returncode()}")
         self._process.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from agentrl.envs.base import reward
-from agentrl.envs.builtin.web.env import BrowserName, View, WebEnv
+from agentrl.envs.builtin.web.env import WebEnv
 from agentrl.envs.builtin.web.forms.catalogue import YES
 from agentrl.envs.builtin.web.forms.site import FormSite
 from agentrl.envs.builtin.web.forms.tasks import credit, forms_of, tasks
@@ -28,11 +28,6 @@ class WebForms(WebEnv[FormSite]):
     """
 
     max_turns = 30
-
-    def __init__(
-        self, level: int | None = None, seed: int = 0, browser: BrowserName = "text", view: View = "text"
-    ) -> None:
-        super().__init__(level, seed, browser, view)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
         return tasks(self.seed, self.level, split)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from agentrl.envs.base import reward
-from agentrl.envs.builtin.web.env import BrowserName, View, WebEnv
+from agentrl.envs.builtin.web.env import WebEnv
 from agentrl.envs.builtin.web.shop.site import Shop
 from agentrl.envs.builtin.web.shop.tasks import cheapest, credit, tasks
 from agentrl.types import Message, Session, Task
@@ -28,11 +28,6 @@ class WebShop(WebEnv[Shop]):
     """
 
     max_turns = 40
-
-    def __init__(
-        self, level: int | None = None, seed: int = 0, browser: BrowserName = "text", view: View = "text"
-    ) -> None:
-        super().__init__(level, seed, browser, view)
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
         return tasks(self.seed, self.level, split)
