@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from io import StringIO
 
@@ -11,6 +12,8 @@ from agentrl.common.untrusted import visible_text
 
 PLAIN_WIDTH = 200
 """Columns of a table that is written into a file or a pipe."""
+if os.environ.get("COLUMNS", "").strip() == "0":  # as some terminals say that they don't know: nothing would be printed
+    del os.environ["COLUMNS"]
 out, err = Console(), Console(stderr=True)
 
 
