@@ -6,7 +6,9 @@ they load, a tenth of the time until the first step, and find nothing.
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import sys
 
 from agentrl.common.garbage import THRESHOLDS
@@ -29,7 +31,14 @@ def main() -> None:
             raise
         mend = f"{sys.executable} -m pip install agentrl-platform, or -e and the checkout's folder"
         sys.exit(f"error: {error.name!r} is missing, which comes with agentrl: {mend}")
-    cli.main()
+    try:
+        cli.main()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = repr(error.filename) if error.filename else "what is printed, or a file,"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try once more as it ends
+        sys.exit(f"error: {where} can't be written: {error.strerror}; make room on that disk, or write to another")
 
 
 if __name__ == "__main__":

@@ -269,6 +269,15 @@ def test_a_full_disk_is_told_with_what_to_do(size: str, mend: str, tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+def test_output_that_can_not_be_written_is_told_and_one_without_a_known_width_is_written(tmp_path: Path) -> None:
+    """A full disk below `> FILE` was answered with a traceback, and COLUMNS=0 with nothing at all."""
+    done = run(["bash", "-c", '"$0" -m agentrl envs > /dev/full', sys.executable], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "can't be written: No space left on device; make room" in done.stderr
+    assert "Commands" in run([sys.executable, "-m", "agentrl", "--help"], tmp_path, COLUMNS="0").stdout
+
+
 def test_an_older_python_and_an_empty_one_are_told_what_they_lack(tmp_path: Path) -> None:
     """The module starts under any Python 3, since it is what says which one is needed."""
     old = "import runpy, sys; sys.version_info = (3, 9, 18); runpy.run_module('agentrl', run_name='__main__')"

@@ -50,6 +50,8 @@ def write_nowhere(*streams: IO[str] | int) -> None:
     os.close(nowhere)
 
 
+if os.environ.get("COLUMNS", "").strip() == "0":  # as some terminals say that they don't know: nothing would be printed
+    del os.environ["COLUMNS"]
 out, err = Output(), Output(stderr=True)
 
 

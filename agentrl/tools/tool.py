@@ -11,9 +11,11 @@ enough.
 from __future__ import annotations
 
 import inspect
+import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar, overload
 
 import docstring_parser
@@ -23,6 +25,7 @@ from agentrl.errors import InvalidInput, ToolArguments
 from agentrl.tools.schema import Signature, as_function, written
 from agentrl.tools.threads import run_in_thread
 
+_log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__agentrl_tool__"
 SANDBOX = "sandbox"
@@ -56,6 +59,8 @@ class ToolMark:
     @cached_property
     def description(self) -> str:
         """The docstring without its sections."""
+        if sys.flags.optimize > 1:
+            _tell_of_lost_docstrings()
         parsed = docstring_parser.parse(inspect.getdoc(written(self.function)) or "")
         return "\n".join(part for part in (parsed.short_description, parsed.long_description) if part)
 
@@ -74,6 +79,11 @@ class ToolMark:
         described = {param.arg_name: param.description or "" for param in parsed.params}
         skip = {*bound, *([SANDBOX] if self.sandbox else [])}
         return Signature.of(self.function, skip=skip, descriptions=described)
+
+
+@cache
+def _tell_of_lost_docstrings() -> None:
+    _log.warning("Python runs with -OO (PYTHONOPTIMIZE=2), which removes docstrings: tools have no descriptions")
 
 
 @dataclass(frozen=True)

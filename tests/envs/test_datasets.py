@@ -44,6 +44,7 @@ def test_a_csv_file_is_read_as_it_was_written(rows: list[dict[str, str]]) -> Non
     [
         ("x.csv", b"a,b\n1\n", "line 2: its values are not as many as the columns"),
         ("x.csv", b"a,b\n1,2,3\n", "line 2: its values are not as many as the columns"),
+        ("x.csv", b"a,b,a\n1,2,3\n", "line 1: the column 'a' is there twice"),
         ("x.csv", b'a,b\n"1,2\n', "unexpected end of data"),
         ("x.csv", b"a;b\n1;2;3\n", "line 2: its values are not as many as the columns, which semicolons divide"),
         ("x.csv", b"a;b\tc\n1;2\t3\n", "line 1: its columns may be divided by semicolons or tabs"),
@@ -115,6 +116,11 @@ def rows(path: Path, split: str, **settings: Any) -> list[dict[str, Any]]:
 
 def numbered(count: int, start: int = 0) -> list[dict[str, Any]]:
     return [{"n": n} for n in range(start, start + count)]
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    with pytest.raises(ConfigError, match=r"env\.path = '': name a file, a folder"):
+        list(Dataset("").every_row())
 
 
 def test_a_folders_files_belong_to_the_split_whose_name_is_in_their_path(tmp_path: Path) -> None:

@@ -190,6 +190,8 @@ def test_a_number_is_an_answer_with_its_sign_of_money_and_its_unit(tmp_path: Pat
 
 
 def test_a_missing_or_empty_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"env\.path = '/': it is a folder: name a file"):
+        make("gsm8k", path="/")
     with pytest.raises(ConfigError, match=r"env\.path = '/no/such': there is no such file"):
         make("gsm8k", path="/no/such")
     empty = tmp_path / "empty.jsonl"

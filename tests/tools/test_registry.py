@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -238,6 +240,13 @@ def test_what_no_call_can_be_made_of_is_refused_where_it_is_marked():
 def odd_parameter(text: str, callback: Callable[[], int]) -> int:
     """Take a function."""
     return callback()
+
+
+def test_a_python_that_removes_docstrings_is_told_of_once():
+    code = "from agentrl.tools.tool import Tool\ndef f(): 'F.'\nfor _ in range(2): print(repr(Tool.of(f).description))"
+    done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "''\n''\n"
+    assert done.stderr.count("-OO (PYTHONOPTIMIZE=2), which removes docstrings: tools have no descriptions") == 1
 
 
 async def test_a_partial_and_an_object_that_is_called_are_tools_with_their_own_names_and_texts():

@@ -22,7 +22,7 @@ import httpx
 
 from agentrl.common.untrusted import read_json, safe_json
 from agentrl.envs.base import Env, reward, reward_value
-from agentrl.envs.data.rows import read_tasks
+from agentrl.envs.data.rows import read_tasks, require_file
 from agentrl.envs.data.splits import divide
 from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
@@ -73,8 +73,7 @@ class NemoGym(Env):
         self.return_range = returns
         self.files = {"train": Path(path).expanduser(), "eval": Path(eval_path or path).expanduser()}
         for key, file in (("path", self.files["train"]), ("eval_path", self.files["eval"])):
-            if not file.is_file():
-                raise ConfigError(f"env.{key} = {str(file)!r}: there is no such file")
+            require_file(f"env.{key}", file)
         _find_server(self.url, timeout)
         self._task = Task(id="")
         self._opening = 0

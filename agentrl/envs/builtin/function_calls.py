@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.common.untrusted import has_visible
 from agentrl.envs.base import Env, reward
-from agentrl.envs.data.rows import Row, describe_content, read_rows
+from agentrl.envs.data.rows import Row, describe_content, read_rows, require_file
 from agentrl.envs.data.splits import TaskList
 from agentrl.errors import ConfigError, ToolArguments
 from agentrl.tools.tool import Tool
@@ -52,8 +52,8 @@ class FunctionCalls(Env):
         beside = self.path.parent / ANSWERS / self.path.name
         self.answers = Path(answers).expanduser() if answers else beside if beside.is_file() else None
         for key, file in (("path", self.path), ("answers", self.answers)):
-            if file is not None and not file.is_file():
-                raise ConfigError(f"env.{key} = {str(file)!r}: there is no such file")
+            if file is not None:
+                require_file(f"env.{key}", file)
         self._task = Task(id="")
 
     def tasks(self, split: str = "eval") -> TaskList:

@@ -26,7 +26,7 @@ from typing import Any
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.questions import latex
 from agentrl.envs.data.hub import HUB, dataset_file
-from agentrl.envs.data.rows import read_tasks
+from agentrl.envs.data.rows import read_tasks, require_file
 from agentrl.envs.data.splits import divide
 from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import ConfigError, ToolError
@@ -85,8 +85,8 @@ class GSM8K(Env):
         endpoint: str = HUB,
     ) -> None:
         for key, value in (("path", path), ("eval_path", eval_path)):
-            if value is not None and not Path(value).expanduser().is_file():
-                raise ConfigError(f"env.{key} = {str(value)!r}: there is no such file")
+            if value is not None:
+                require_file(f"env.{key}", value)
         if eval_path is not None and path is None:
             raise ConfigError(f"env.eval_path = {str(eval_path)!r} without env.path: give both, or neither")
         if not 0 <= shots <= len(SHOTS):

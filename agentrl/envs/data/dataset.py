@@ -137,6 +137,8 @@ class Dataset:
     @cached_property
     def _found(self) -> list[str]:
         """All files; of a folder by their paths in it."""
+        if not self.path:  # not the current folder, as Python has it
+            raise ConfigError("env.path = '': name a file, a folder or hf://OWNER/NAME")
         if hub.is_hub(self.path):
             return hub.list_files(self.path.removeprefix(hub.SCHEME), endpoint=self.endpoint)
         if (folder := Path(self.path).expanduser()).is_dir():

@@ -111,6 +111,15 @@ def describe_content(where: str, count: int, what: str, layouts: Mapping[str, in
     return words
 
 
+def require_file(setting: str, given: str | Path) -> Path:
+    """The path of a file; ConfigError, under the name of its setting, where it is none."""
+    chosen = Path(given).expanduser()
+    if not chosen.is_file():
+        why = "it is a folder: name a file" if chosen.is_dir() else "there is no such file"
+        raise ConfigError(f"{setting} = {str(given)!r}: {why}")
+    return chosen
+
+
 def read_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a file, each with its line, or its number, from 1; see `parse_rows`.
 
@@ -118,9 +127,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ConfigError: there is no such file, or it is not what its name says.
         MissingExtra: pyarrow is not installed.
     """
-    chosen = Path(path).expanduser()
-    if not chosen.is_file():
-        raise ConfigError(f"path = {str(path)!r}: there is no such file")
+    chosen = require_file("path", path)
     with chosen.open("rb") as file:
         yield from parse_rows(str(chosen), file)
 
@@ -240,6 +247,8 @@ def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dic
         if len(first) == len(MMLU) and first[-1] in MMLU[1:-1]:
             reader.fieldnames = MMLU
             yield reader.line_num, dict(zip(MMLU, first, strict=True))
+        elif twice := [column for column, times in Counter(first).items() if column and times > 1]:
+            raise ConfigError(f"{name}, line 1: the column {twice[0]!r} is there twice: only one could be read")
         for row in reader:
             if None in row or None in row.values():
                 divided = "" if separator == usual else f", which {SEPARATORS[separator]} divide"

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.builtin.code.builtin import PROBLEMS
-from agentrl.envs.data.rows import MakeTask, read_tasks
+from agentrl.envs.data.rows import MakeTask, read_tasks, require_file
 from agentrl.envs.data.splits import TaskList
-from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 HUMANEVAL = ("prompt", "entry_point", "canonical_solution", "test")
@@ -43,10 +42,7 @@ def read_problems(path: str | Path | None, shown: int) -> TaskList:
     """
     if path is None:
         return TaskList(problem(row, f"code-{number}", shown) for number, row in enumerate(PROBLEMS, 1))
-    chosen = Path(path).expanduser()
-    if not chosen.is_file():
-        raise ConfigError(f"env.path = {str(path)!r}: there is no such file")
-    return read_tasks(chosen, _maker(shown), "problems", layout_of)
+    return read_tasks(require_file("env.path", path), _maker(shown), "problems", layout_of)
 
 
 @cache

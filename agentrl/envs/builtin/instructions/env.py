@@ -8,12 +8,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.builtin.instructions.checks import CHECKS, LANGUAGE, can_tell_languages, list_followed
-from agentrl.envs.data.rows import read_tasks
+from agentrl.envs.data.rows import read_tasks, require_file
 from agentrl.errors import ConfigError, nearest
 from agentrl.types import Session, Task
 
@@ -30,9 +29,7 @@ class Instructions(Env):
     max_turns = 1
 
     def __init__(self, path: str, languages: bool = True) -> None:
-        self.path, self.languages = Path(path).expanduser(), languages
-        if not self.path.is_file():
-            raise ConfigError(f"env.path = {path!r}: there is no such file")
+        self.path, self.languages = require_file("env.path", path), languages
         self._task = Task(id="")
 
     def tasks(self, split: str = "eval") -> list[Task]:

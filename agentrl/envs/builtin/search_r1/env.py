@@ -20,6 +20,7 @@ from agentrl.envs.builtin.search_r1 import scoring
 from agentrl.envs.builtin.search_r1.data import FOLDER, folder_of, split_tasks
 from agentrl.envs.builtin.search_r1.prompts import INVALID, PROMPT, TOOLS_PROMPT
 from agentrl.envs.builtin.search_r1.published import SETS
+from agentrl.envs.data.rows import require_file
 from agentrl.errors import ConfigError, ToolError
 from agentrl.retrieval.client import RetrievalClient
 from agentrl.retrieval.corpus import Passage
@@ -77,9 +78,7 @@ class SearchR1(Env):
         outcome: Literal["em", "f1", "format"] = "em",
     ) -> None:
         self.data = Path(data).expanduser()
-        self.questions = None if questions is None else Path(questions).expanduser()
-        if self.questions is not None and not self.questions.is_file():
-            raise ConfigError(f"env.questions = {str(questions)!r}: there is no such file")
+        self.questions = None if questions is None else require_file("env.questions", questions)
         if retriever not in ("bm25", "dense") and not retriever.startswith(("http://", "https://")):
             raise ConfigError(f"env.retriever = {retriever!r}: allowed are bm25, dense and an address (http://…)")
         if outcome == "format" and form == "tools":
