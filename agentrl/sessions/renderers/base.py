@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from agentrl.types import Message, Node, Tokenizer
 
+PINNED_DAY = datetime(2024, 7, 26)
+"""Today in every prompt, so that it is the same tomorrow and in every process: the fallback of Llama 3's template."""
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's shape: {"type": "function", "function": {"name", "description", "parameters"}}."""
 

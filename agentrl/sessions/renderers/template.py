@@ -2,8 +2,8 @@
 
 The environment is the one that Hugging Face documents for chat templates (sandboxed Jinja, block trimming,
 `tojson` without HTML escaping, `raise_exception`, `strftime_now`), rebuilt here because importing transformers
-takes seconds; a test compares it with transformers' own rendering. The time is fixed at the moment of loading, so
-that a prompt does not change at midnight.
+takes seconds; a test compares it with transformers' own rendering. The day is pinned: a run that is resumed or run
+again on another one would write other prompts.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from agentrl.errors import ConfigError, RenderError, require_extra
 from agentrl.models.tokenizers import HFTokenizer
-from agentrl.sessions.renderers.base import ToolSchema
+from agentrl.sessions.renderers.base import PINNED_DAY, ToolSchema
 from agentrl.sessions.renderers.guard import MarkupGuard
 from agentrl.sessions.renderers.proof.probe import Whole
 from agentrl.sessions.renderers.proof.short_conversations import USER, common
@@ -46,6 +45,7 @@ def template_whole(tokenizer: HFTokenizer, *, stop: str = "", **variables: Any) 
     if not tokenizer.chat_template:
         named = ", ".join(map(repr, tokenizer.templates))
         has = f"the chat templates {named} and none named 'default'" if named else "no chat template"
+        has = "an empty chat template" if "default" in tokenizer.templates else has
         raise ConfigError(f"this tokenizer has {has}; name a renderer with model.renderer=")
     plain = _whole(tokenizer, tokenizer.chat_template, variables, stop)
     if tokenizer.tool_template in (None, tokenizer.chat_template):
@@ -121,13 +121,12 @@ def _compile(source: str) -> Any:
         from jinja2 import TemplateError
 
         from agentrl.sessions.renderers.bounded_template import BoundedTemplate
-    now = datetime.now()
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
     source = _GENERATION.sub(lambda m: f"{m[1]}{'endif' if m[2] else 'if true'}{m[3]}", source)
-    names = {"raise_exception": raise_exception, "strftime_now": now.strftime}
+    names = {"raise_exception": raise_exception, "strftime_now": PINNED_DAY.strftime}
     try:
         return BoundedTemplate(source, {"tojson": _tojson}, names)
     except TemplateError as error:

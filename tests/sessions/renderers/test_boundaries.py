@@ -316,6 +316,19 @@ def test_named_templates_without_a_default_are_named_in_the_refusal() -> None:
         get_renderer(named(tool_use=CALLING, rag=APPENDING), "generic")
 
 
+def test_an_empty_template_is_refused_as_one() -> None:
+    with pytest.raises(ConfigError, match="has an empty chat template"):
+        get_renderer(named(default=""), "generic")
+
+
+def test_todays_date_is_the_same_in_every_process_and_on_every_day() -> None:
+    dated = "<|im_start|>system\n{{ strftime_now('%d %B %Y') }}<|im_end|>\n" + APPENDING
+    renderer = get_renderer(named(default=dated), "generic")
+    assert "26 July 2024" in renderer.tokenizer.decode(renderer.render([Message(role="user", content="u")])[0])
+    gpt_oss = get_renderer(tokenizer("gpt-oss"), "gpt-oss")
+    assert "date: 2024-07-26" in gpt_oss.tokenizer.decode(gpt_oss.render([Message(role="user", content="u")])[0])
+
+
 PHI_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>")
 PHI_35 = (
     "{% for m in messages %}{% if m['role'] in ('system', 'user', 'assistant') %}{{ '<|' + m['role'] + '|>\\n' + "

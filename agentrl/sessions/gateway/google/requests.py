@@ -21,7 +21,7 @@ from agentrl.sessions.gateway.wire.chat import form_of, sampling_of
 from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
 from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
-from agentrl.sessions.gateway.wire.validation import number
+from agentrl.sessions.gateway.wire.validation import flag, number
 from agentrl.types import FunctionCall, Message, ToolCall
 
 CONTENTS = "contents"
@@ -94,7 +94,7 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
         force=force,
         allowed=allowed,
         retry=retry,
-        extra={"thinking": thoughts, "logprobs": bool(config.get("responseLogprobs", False))},
+        extra={"thinking": thoughts, "logprobs": flag(config, "responseLogprobs", "generationConfig.")},
         ignored=ignored,
     )
 

@@ -19,7 +19,7 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.images import NO_IMAGES, check_number, content_at
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, strict_of, text_at
-from agentrl.sessions.gateway.wire.validation import Parameters, number, temperature_of
+from agentrl.sessions.gateway.wire.validation import Parameters, flag, number, temperature_of
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import MOST_PROBABLE, FunctionCall, Message, Sampling, ToolCall
 
@@ -96,8 +96,8 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         retry=retry,
         extra={
             "custom": custom.names_of(declared),
-            "logprobs": bool(given.get("logprobs", False)),
-            "usage": bool(given.get("stream_options", {}).get("include_usage", False)),
+            "logprobs": flag(given, "logprobs"),
+            "usage": flag(given.get("stream_options", {}), "include_usage", "stream_options."),
         },
         ignored=ignored,
     )

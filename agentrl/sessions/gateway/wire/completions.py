@@ -15,7 +15,7 @@ from agentrl.sessions.gateway.wire.chat import sampling_of
 from agentrl.sessions.gateway.wire.chat_replies import usage
 from agentrl.sessions.gateway.wire.logprobs import bytes_of, candidates
 from agentrl.sessions.gateway.wire.sse import encode_json, event
-from agentrl.sessions.gateway.wire.validation import Parameters, number
+from agentrl.sessions.gateway.wire.validation import Parameters, flag, number
 from agentrl.sessions.tree.turn_generator import GeneratedTurn
 from agentrl.types import MOST_PROBABLE, FinishReason, Message
 
@@ -53,8 +53,8 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         extra={
             "prompt": _prompt(body.history.items() if body.history is not None else given.get("prompt")),
             "logprobs": "logprobs" in given,
-            "token_ids": bool(given.get("return_token_ids", False)),
-            "usage": bool(given.get("stream_options", {}).get("include_usage", False)),
+            "token_ids": flag(given, "return_token_ids"),
+            "usage": flag(given.get("stream_options", {}), "include_usage", "stream_options."),
         },
         ignored=ignored,
     )

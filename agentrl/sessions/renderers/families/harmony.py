@@ -14,11 +14,10 @@ wrote, which the template turns into <|end|> once something follows. A turn hold
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
 from typing import Any
 
 from agentrl.errors import RenderError
-from agentrl.sessions.renderers.base import ToolSchema
+from agentrl.sessions.renderers.base import PINNED_DAY, ToolSchema
 from agentrl.sessions.renderers.calls import canonical
 from agentrl.sessions.renderers.families.typescript import declare
 from agentrl.sessions.renderers.grammars import HARMONY
@@ -36,14 +35,14 @@ class Harmony(TurnRenderer):
 
     Args of the constructor:
         tokenizer: must know Harmony's special tokens.
-        today: the date in the system message; the day of construction by default.
+        today: the date in the system message; by default the one of all formats.
         effort: how much to reason: low, medium or high.
     """
 
     def __init__(self, tokenizer: Tokenizer, today: str | None = None, effort: str = "medium") -> None:
         super().__init__(tokenizer, "gpt-oss", HARMONY, ("<|return|>", "<|call|>"))
         self._end = tokenizer.special("<|end|>")
-        self._today = today or date.today().isoformat()
+        self._today = today or f"{PINNED_DAY:%Y-%m-%d}"
         self._effort = effort
 
     def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import grammars
-from agentrl.sessions.renderers.base import Renderer
+from agentrl.sessions.renderers.base import PINNED_DAY, Renderer
 from agentrl.sessions.renderers.families.chatml import QWEN_SYSTEM, SMOLLM_SYSTEM, ChatML
 from agentrl.sessions.renderers.families.deepseek import DeepSeekV31
 from agentrl.sessions.renderers.families.gemma import Gemma4
@@ -129,8 +129,8 @@ def _glm_ender(tokenizer: HFTokenizer) -> Callable[[Message], int]:
     return lambda message: observation if message.tool_calls else user
 
 
-PINNED_DATE = "26 Jul 2024"
-"""The date in Llama's system prompt: its template's own fallback, so that a prompt does not change from day to day."""
+PINNED_DATE = f"{PINNED_DAY:%d %b %Y}"
+"""The date in Llama's system prompt."""
 
 _THINKING = {"enable_thinking": True}
 _STRIPPED = Expresses(stripped=True)
