@@ -57,10 +57,18 @@ class Bucket:
         """The tensors' shapes."""
         return [list(tensor.shape) for tensor in self.tensors]
 
-    def flat(self) -> Tensor:
-        """Return all tensors' bytes, uint8 [nbytes], in order without gaps; a single tensor's where they lie."""
+    def flat(self, memory: Tensor | None = None) -> Tensor:
+        """Return all tensors' bytes, uint8 [nbytes], in order without gaps; a single tensor's where they lie.
+
+        Args:
+            memory: used where it is large enough and on the tensors' device; new pages cost more than the copy.
+        """
         pieces = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in self.tensors]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if len(pieces) == 1:
+            return pieces[0]
+        if memory is None or len(memory) < self.nbytes or any(piece.device != memory.device for piece in pieces):
+            return torch.cat(pieces)
+        return torch.cat(pieces, out=memory[: self.nbytes])
 
     def without_values(self) -> Bucket:
         """Return tensors of the same names, dtypes and shapes that take no memory."""

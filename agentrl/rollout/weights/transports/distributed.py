@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from agentrl.errors import AgentRLError, EngineError
@@ -30,6 +31,9 @@ from agentrl.rollout.weights import group as groups
 from agentrl.rollout.weights.buckets import Bucket, Named, buckets, prefetch
 from agentrl.rollout.weights.receiver import GROUP, LoadCommit, Receiver
 from agentrl.rollout.weights.transports.base import Sent, each
+
+_GATHERED = 4
+"""Buckets that are in memory at once: two on their way, one that waits for that, one that is being gathered."""
 
 
 class DistributedTransport:
@@ -68,6 +72,7 @@ class DistributedTransport:
         self._in_step = True  # engines hold nothing else
         self._announced: groups.Announcements | None = None
         self._sending: list[tuple[Any, Tensor]] = []  # broadcasts that have begun
+        self._gathered: list[Tensor | None] = [None] * _GATHERED  # memory that buckets are gathered in by turns
         self._group: Any = None
         self._store: Any = None  # where the group meets; no other reference is kept, so that letting it go ends it
 
@@ -153,9 +158,13 @@ class DistributedTransport:
         return errors or await each(receivers, lambda receiver: receiver.end())
 
     def _open_source(self) -> Iterator[_Item]:
-        return prefetch(
-            (bucket, bucket.flat(), last) for bucket, last in with_last_flag(buckets(self._weights, self.limit))
-        )
+        def gather() -> Iterator[_Item]:
+            for number, (bucket, last) in enumerate(with_last_flag(buckets(self._weights, self.limit))):
+                yield bucket, bucket.flat(self._gathered[number % _GATHERED]), last
+
+        if self.backend == "gloo" and self._gathered[0] is None:
+            self._gathered = [torch.empty(self.limit, dtype=torch.uint8) for _ in range(_GATHERED)]
+        return prefetch(gather())
 
     def _close_source(self) -> None:
         source, self._source = self._source, None

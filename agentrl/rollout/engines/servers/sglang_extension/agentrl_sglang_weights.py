@@ -35,7 +35,7 @@ UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 ALIGNED = 64
 """Bytes of which an address is a multiple where a parameter may lie: a line of the processor's cache."""
 CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
-"""What a loader may do beside copying: rows that no tensor has keep what they were filled with."""
+"""Operations of a loader beside copying that are allowed: rows that no tensor has keep what they were filled with."""
 FOREVER = datetime.timedelta(days=1000)
 """The wait for an announcement, which the end of the trainer's store ends."""
 
