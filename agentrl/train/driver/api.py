@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl.common import cores
+from agentrl.common import cores, garbage
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.registry import register
@@ -88,7 +88,8 @@ def run_train(config: RunConfig, display: Display | None = None, *, owns_process
     if config.data is None:
         ENGINES.find(config.engine.name).begin(config.engine)
     try:
-        from agentrl.train.driver.launch import train_run
+        with garbage.collect_nothing_while_loading():
+            from agentrl.train.driver.launch import train_run
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
     display = display or Display()
