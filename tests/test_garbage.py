@@ -73,3 +73,18 @@ def test_calls_one_after_the_other_leave_no_tensors_in_the_process(tmp_path: Pat
     for call, held in found.items():
         assert len(held) == 3
         assert max(held[1:]) <= held[0], f"{call}: {held} bytes of tensors after each call"
+
+
+@pytest.mark.slow
+def test_what_loads_is_old_at_once_and_the_collector_goes_on() -> None:
+    """A first collection after torch has loaded would look through all of it."""
+    gc.unfreeze()  # what the suite has frozen: tests/suite/memory.py
+    with garbage.collect_nothing_while_loading():
+        assert not gc.isenabled()
+        cycle = weakref.ref(loaded := Cycle())
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    assert any(each is loaded for each in gc.get_objects(2))
+    del loaded
+    gc.collect()
+    assert cycle() is None

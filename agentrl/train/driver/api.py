@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl.common import cores
+from agentrl.common import cores, garbage
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.registry import register
@@ -87,7 +87,7 @@ def run_train(config: RunConfig, display: Display | None = None, *, owns_process
     algorithms = check_training(config)  # before anything heavy is imported, and before anything is written
     if config.data is None:
         ENGINES.find(config.engine.name).begin(config.engine)
-    with require_extra("train"):
+    with require_extra("train"), garbage.collect_nothing_while_loading():
         from agentrl.train.driver.launch import train_run
     display = display or Display()
     work, leave = train_run(config, display, algorithms), lambda: display.request_stop()

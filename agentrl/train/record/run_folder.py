@@ -121,7 +121,7 @@ class RunFolder:
             if not again and (found := [name for name in records.WRITTEN if (path / name).exists()]):
                 raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
             folder.config = config
-            folder.write_settings()
+            folder._write_settings(folder._yaml())
         except BaseException as error:
             folder.close()
             folder._unmake()
@@ -181,8 +181,9 @@ class RunFolder:
     def begin(self, start: int, about: Mapping[str, Any]) -> None:
         """Record that a process trains after the step `start`."""
         line = orjson.dumps({"step": start, **about, "sealed": True}) + b"\n"
-        self.seals.start(start, self._yaml(), line, losses=read_losses(self.path), anew=self.checkpoint is None)
-        self.write_settings()
+        settings = self._yaml()
+        self.seals.start(start, settings, line, losses=read_losses(self.path), anew=self.checkpoint is None)
+        self._write_settings(settings)
         append(self.path / STARTS, line)
         for name in records.EVERY_STEP:  # so that one that is missing was removed, also before the first step's row
             append(self.path / name, b"")
@@ -204,16 +205,17 @@ class RunFolder:
             with suppress(OSError):
                 folder.rmdir()
 
-    def write_settings(self) -> None:
+    def _write_settings(self, settings: bytes) -> None:
         """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
         write_atomically(self.path / formats.NAME, formats.mark_run())
-        write_atomically(self.path / SETTINGS, self._yaml())
+        write_atomically(self.path / SETTINGS, settings)
 
     def change_trainer(self, trainer: TrainerConfig, step: int) -> None:
         """Write settings of the trainer that changed after a step, while the run goes on."""
         self.config = self.config.model_copy(update={"trainer": trainer})
-        self.seals.add(step, files={SETTINGS: digest(self._yaml())})
-        self.write_settings()
+        settings = self._yaml()
+        self.seals.add(step, files={SETTINGS: digest(settings)})
+        self._write_settings(settings)
 
     def settings(self) -> dict[str, Any]:
         """The settings as they are recorded: without secrets; copies of the files that they name are kept."""
