@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from agentrl.train.algorithms import Algorithm
@@ -58,13 +59,13 @@ class Margins:
         if self.groups and not self.alone:
             means = [mean for mean, _ in self.groups.values()]
             count = sum(number for _, number in self.groups.values())
-            margin, spread, right = _mean(means), _variance(means) / len(means), self.right
+            margin, spread, right = fmean(means), _variance(means) / len(means), self.right
         else:
             better, worse = self.labelled
             count = len(better) * len(worse)
             if not count:
                 return {**dict.fromkeys(MEASURED, math.nan), "pairs": 0.0}
-            margin = _mean(better) - _mean(worse)
+            margin = fmean(better) - fmean(worse)
             spread = _variance(better) / len(better) + _variance(worse) / len(worse)
             known = sorted(worse)
             right = sum(bisect.bisect_left(known, score) for score in better)
@@ -125,10 +126,6 @@ def _scores(
     return dict(zip(names, (getattr(loss.config, "beta", 1.0) * made).tolist(), strict=True))
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _variance(values: Sequence[float]) -> float:
-    mean = _mean(values)
+    mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
