@@ -10,10 +10,15 @@ import errno
 import gc
 import os
 import sys
+import threading
+import time
+import traceback
 
 from agentrl.common.garbage import THRESHOLDS
 
 PYTHON = 3, 11
+PATIENCE, MOST_PATIENCE = 5.0, 60.0
+"""Seconds that a process which is over waits for threads before it tells of them, and then until it leaves them."""
 
 
 def main() -> None:
@@ -22,6 +27,16 @@ def main() -> None:
         wanted, there = (".".join(map(str, version)) for version in (PYTHON, sys.version_info[:2]))
         sys.exit(f"error: agentrl needs Python {wanted} or newer, and {sys.executable} is Python {there}")
     gc.set_threshold(*THRESHOLDS)
+    try:
+        _run()
+    except Exception:
+        if hiding := _find_hiding(traceback.format_exc()):
+            mend = "name it otherwise, or run `agentrl`, which doesn't look there, not `python -m agentrl`"
+            sys.exit(f"error: {hiding} hides a module of Python's own: {mend}")
+        raise
+
+
+def _run() -> None:
     try:
         from agentrl import cli
     except KeyboardInterrupt:
@@ -33,12 +48,43 @@ def main() -> None:
         sys.exit(f"error: {error.name!r} is missing, which comes with agentrl: {mend}")
     try:
         cli.main()
+    except SystemExit as ended:
+        threading.Thread(target=_end_without_threads, args=(ended.code,), daemon=True).start()
+        raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = repr(error.filename) if error.filename else "what is printed, or a file,"
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try once more as it ends
         sys.exit(f"error: {where} can't be written: {error.strerror}; make room on that disk, or write to another")
+
+
+def _find_hiding(trace: str) -> str:
+    """The file of the working directory that was imported in place of a module of Python's own; '' where none was."""
+    there = os.getcwd()
+    for name in sorted(os.listdir()) if sys.path[0] in ("", there) else ():
+        file, module = os.path.join(there, name), name.removesuffix(".py")
+        hides = module != name and module in sys.stdlib_module_names
+        if hides and (file in trace or getattr(sys.modules.get(module), "__file__", "") == file):
+            return file
+    return ""
+
+
+def _end_without_threads(code: object) -> None:
+    """End the process where threads of other people's code keep it from ending, after telling which."""
+    for seconds in (PATIENCE, MOST_PATIENCE):
+        time.sleep(seconds)
+        left = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+        if not left:
+            return
+        if seconds == PATIENCE:
+            say = (
+                f"waiting {MOST_PATIENCE:g} s for threads that were left running: {', '.join(left[:5])} (daemon=True?)"
+            )
+            print(say, file=sys.stderr, flush=True)
+    from agentrl.train.driver.interrupt import end_process
+
+    end_process(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

@@ -278,6 +278,23 @@ def test_output_that_can_not_be_written_is_told_and_one_without_a_known_width_is
     assert "Commands" in run([sys.executable, "-m", "agentrl", "--help"], tmp_path, COLUMNS="0").stdout
 
 
+def test_a_file_that_hides_a_module_of_pythons_own_is_named(tmp_path: Path) -> None:
+    """An environment in `json.py` was answered by a circular import within agentrl."""
+    (tmp_path / "json.py").write_text("import agentrl\n")
+    done = run([sys.executable, "-m", "agentrl", "envs"], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert f"{tmp_path}/json.py hides a module of Python's own: name it otherwise" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_thread_that_an_environment_leaves_running_does_not_keep_a_command_from_ending(tmp_path: Path) -> None:
+    thread = "threading.Thread(target=time.sleep, args=[600], name='poller').start()"
+    (tmp_path / "own.py").write_text(f"import agentrl, threading, time\n{thread}\nclass E(agentrl.Env): pass\n")
+    code = "from agentrl import __main__ as it; it.PATIENCE = it.MOST_PATIENCE = 0.1; it.main()"
+    done = run([sys.executable, "-c", code, "eval", "env=own.py:E", "policy=noop"], tmp_path)
+    assert (done.returncode, "poller" in done.stderr) == (2, True), done.stderr
+
+
 def test_an_older_python_and_an_empty_one_are_told_what_they_lack(tmp_path: Path) -> None:
     """The module starts under any Python 3, since it is what says which one is needed."""
     old = "import runpy, sys; sys.version_info = (3, 9, 18); runpy.run_module('agentrl', run_name='__main__')"

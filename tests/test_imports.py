@@ -121,6 +121,22 @@ def test_what_is_not_there_is_named(tmp_path: Path, line: str) -> None:
         imports.load(f"{file}:Beside", "env")
 
 
+def test_a_file_that_changes_the_working_directory_changes_it_for_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`env=own.py:E` was not found any more once it had been imported."""
+    (tmp_path / "own.py").write_text("import os\nos.chdir('/')\nVALUE = 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert [imports.load("own.py:VALUE", "env") for _ in range(2)] == [3, 3]
+    assert f"changed the working directory to /: it is {tmp_path} again" in caplog.text
+
+
+def test_a_part_of_a_package_that_is_named_by_its_file_is_told_how_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text("from ..common import VALUE\n")
+    with pytest.raises(ConfigError, match=r"relative import .*; a file within a package is named as a module"):
+        imports.load(f"{tmp_path / 'part.py'}:VALUE", "env")
+
+
 def test_a_file_that_is_edited_within_a_second_and_keeps_its_length_is_read_anew(tmp_path: Path) -> None:
     def written(at: str, word: str) -> None:
         (tmp_path / at).write_text(f"{'import helpers' if at == 'main.py' else ''}\nWORD = {word!r}\n")

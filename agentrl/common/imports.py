@@ -15,6 +15,8 @@ import hashlib
 import importlib
 import importlib.abc
 import importlib.util
+import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ from agentrl.common.foreign_errors import is_foreign, words
 from agentrl.errors import AgentRLError, ConfigError, UnknownName, UntrustedCode, suggest
 
 _names_only: ContextVar[set[str] | None] = ContextVar("names_only", default=None)
+_log = logging.getLogger(__name__)
 _PREFIX = "agentrl_file_"
 """With it begin the names of modules that were imported from a file's path."""
 _PACKAGE = "__init__.py"
@@ -90,7 +93,9 @@ def module_of(module: str, where: str, error: type[AgentRLError] = ConfigError) 
             raise UnknownName(f"{where}: there is no module {missing!r} (looked for in sys.path)") from None
         if missing and module.startswith("agentrl."):
             raise
-        raise error(f"{where}: importing it raised {words(raised)}") from raised
+        relative = isinstance(raised, ImportError) and "relative import" in str(raised)
+        hint = "; a file within a package is named as a module, package.module:NAME" if relative else ""
+        raise error(f"{where}: importing it raised {words(raised)}{hint}") from raised
 
 
 def _file_module(path: Path, where: str) -> ModuleType:
@@ -108,12 +113,30 @@ def _file_module(path: Path, where: str) -> ModuleType:
         return sys.modules[name]
     loader = _Loader(name, str(path), folder_of(path))
     module = sys.modules[name] = importlib.util.module_from_spec(loader.spec())
+    folder = _working_directory()
     try:
         loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        _return_to(folder, path)
     return module
+
+
+def _working_directory() -> str:
+    """The working directory; '' where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _return_to(folder: str, path: Path) -> None:
+    """Undo a change of the working directory by an import: all paths of a run would mean something else."""
+    if folder and (there := _working_directory()) != folder:
+        os.chdir(folder)
+        _log.warning("importing %s changed the working directory to %s: it is %s again", path, there, folder)
 
 
 def folder_of(path: Path) -> Path:
