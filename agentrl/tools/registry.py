@@ -276,7 +276,7 @@ def _content(result: Any) -> str | list[Part]:
 
 
 def _plain(value: Any) -> Any:
-    """What stands for a value that JSON lacks (`common.plain`), else its text; ValueError where that says nothing."""
+    """Return the plain form of a value that JSON lacks, else its text; ValueError where that says nothing."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, deque | KeysView | ValuesView | ItemsView):

@@ -84,7 +84,7 @@ class Signature:
         """
         where = getattr(function, "__qualname__", repr(function))
         try:
-            hints = typing.get_type_hints(written(function), include_extras=True)
+            hints = typing.get_type_hints(find_source(function), include_extras=True)
         except Exception as error:
             raise InvalidInput(f"{where}: a type hint can't be resolved: {error}") from None
         given = function.keywords if isinstance(function, functools.partial) else ()
@@ -178,7 +178,7 @@ def as_function(target: Any, mark: str) -> Any:
     return function
 
 
-def written(function: Callable[..., Any]) -> Callable[..., Any]:
+def find_source(function: Callable[..., Any]) -> Callable[..., Any]:
     """The part of a callable that has its name, docstring and type hints.
 
     That is the function of a `functools.partial`, and `__call__` of an object.

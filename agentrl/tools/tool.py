@@ -22,7 +22,7 @@ import docstring_parser
 from pydantic import ValidationError
 
 from agentrl.errors import InvalidInput, ToolArguments
-from agentrl.tools.schema import Signature, as_function, written
+from agentrl.tools.schema import Signature, as_function, find_source
 from agentrl.tools.threads import run_in_thread
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ToolMark:
         """The docstring without its sections."""
         if sys.flags.optimize > 1:
             _tell_of_lost_docstrings()
-        parsed = docstring_parser.parse(inspect.getdoc(written(self.function)) or "")
+        parsed = docstring_parser.parse(inspect.getdoc(find_source(self.function)) or "")
         return "\n".join(part for part in (parsed.short_description, parsed.long_description) if part)
 
     @cached_property
@@ -75,7 +75,7 @@ class ToolMark:
         return self._read(list(inspect.signature(self.function).parameters)[:1])
 
     def _read(self, bound: Iterable[str]) -> Signature:
-        parsed = docstring_parser.parse(inspect.getdoc(written(self.function)) or "")
+        parsed = docstring_parser.parse(inspect.getdoc(find_source(self.function)) or "")
         described = {param.arg_name: param.description or "" for param in parsed.params}
         skip = {*bound, *([SANDBOX] if self.sandbox else [])}
         return Signature.of(self.function, skip=skip, descriptions=described)
@@ -122,7 +122,7 @@ class Tool:
         """The tool of a function or bound method; one that `@tool` has not marked counts as plain `@tool`."""
         mark = mark_of(function)
         if mark is None:
-            name = written(function).__name__
+            name = find_source(function).__name__
             mark = ToolMark(function, type(function).__name__ if name == "__call__" else name)
         signature = mark.of_method if inspect.ismethod(function) and mark.function is not function else mark.signature
         try:
