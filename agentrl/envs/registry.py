@@ -186,7 +186,7 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
     declare(label, _types(target), given | kwargs)
     from agentrl.envs.base import Env
 
-    def build() -> Env:
+    def build() -> Any:  # its hints are read, as those of any environment's factory, and this module has no Env
         try:
             env = target(**checked)
         except AgentRLError:
