@@ -7,7 +7,6 @@ names of their classes, so that none of them is imported for it.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Iterator
 
@@ -48,6 +47,8 @@ def is_foreign(error: BaseException) -> bool:
     """
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         return False
+    import asyncio  # a third of the modules that a wrong word needs
+
     if not isinstance(error, asyncio.CancelledError):
         return True
     try:
