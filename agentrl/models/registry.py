@@ -164,9 +164,9 @@ def check(path: Path, *, scores: bool = False) -> Path:
             f"model={str(path)!r} lacks {', '.join(missing)} (weights are read from safetensors, or from PyTorch's "
             f"pytorch_model.bin){instead}"
         )
-    if not (path / "tokenizer.json").is_file():
-        raise InvalidInput(f"model={str(path)!r} lacks its tokenizer: {tokenizer_files.missing(path)}")
     for file in (*_weight_files(path), "tokenizer.json"):
+        if file == "tokenizer.json" and not (path / file).is_file():
+            raise InvalidInput(f"model={str(path)!r} lacks its tokenizer: {tokenizer_files.missing(path)}")
         if fault := _damage(path / file):
             raise InvalidInput(f"model={str(path)!r}: {file} {fault}")
     return path
