@@ -61,8 +61,11 @@ def _run() -> None:
 
 def _find_hiding(trace: str) -> str:
     """The file of the working directory that was imported in place of a module of Python's own; '' where none was."""
-    there = os.getcwd()
-    for name in sorted(os.listdir()) if sys.path[0] in ("", there) else ():
+    try:
+        there, names = os.getcwd(), sorted(os.listdir())
+    except OSError:  # it was removed
+        return ""
+    for name in names if sys.path[0] in ("", there) else ():
         file, module = os.path.join(there, name), name.removesuffix(".py")
         hides = module != name and module in sys.stdlib_module_names
         if hides and (file in trace or getattr(sys.modules.get(module), "__file__", "") == file):
@@ -78,9 +81,8 @@ def _end_without_threads(code: object) -> None:
         if not left:
             return
         if seconds == PATIENCE:
-            say = (
-                f"waiting {MOST_PATIENCE:g} s for threads that were left running: {', '.join(left[:5])} (daemon=True?)"
-            )
+            threads = ", ".join(left[:5])
+            say = f"waiting {MOST_PATIENCE:g} s for threads that were left running: {threads} (daemon=True?)"
             print(say, file=sys.stderr, flush=True)
     from agentrl.train.driver.interrupt import end_process
 

@@ -204,6 +204,12 @@ def test_an_object_whose_own_methods_fail_is_left_as_it_is() -> None:
         assert "Odd" in safe_json([odd], whole=True)[0]
 
 
+def test_an_open_file_stays_open(tmp_path: Path) -> None:
+    with open(tmp_path / "notes", "w") as file:
+        assert plain(file) is file
+        file.write("still there")
+
+
 def test_nan_is_a_value_and_what_pandas_has_for_none_is_not() -> None:
     assert [missing(value) for value in (None, NAType(), math.nan, 0, "", np.nan)] == [True, True, *[False] * 4]
 

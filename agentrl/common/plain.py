@@ -112,11 +112,9 @@ def _object(value: Any) -> Any:
         return dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if callable(detach := getattr(value, "detach", None)):
-        value = detach()
     for name in ("tolist", "to_dict"):  # arrays and columns; tables
-        if callable(convert := getattr(value, name, None)) and not isinstance(value, type | Mapping):
-            found = convert()
+        if callable(getattr(value, name, None)) and not isinstance(value, type | Mapping):
+            found = getattr(_without_gradients(value), name)()
             return found if isinstance(found, list | dict) else plain(found)
     return value
 
@@ -132,7 +130,10 @@ def _single(value: Any) -> Any:
     """The element of a scalar or an array that has one; else the value itself."""
     if value is None or isinstance(value, str | int | float | list | tuple | Mapping):
         return value
-    if callable(detach := getattr(value, "detach", None)):
-        value = detach()
     count = numel() if callable(numel := getattr(value, "numel", None)) else getattr(value, "size", None)
-    return value.item() if isinstance(count, int) and count == 1 and not missing(value) else value
+    return _without_gradients(value).item() if isinstance(count, int) and count == 1 and not missing(value) else value
+
+
+def _without_gradients(value: Any) -> Any:
+    """A tensor that no gradient is taken of; anything else as it is."""
+    return detach() if callable(detach := getattr(value, "detach", None)) else value

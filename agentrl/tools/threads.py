@@ -99,11 +99,7 @@ async def run_by(
         error: BaseException | None = None
         try:
             result = job()
-        except (
-            StopIteration,
-            KeyboardInterrupt,
-            GeneratorExit,
-        ) as stop:  # mean nothing beyond the thread
+        except (StopIteration, KeyboardInterrupt, GeneratorExit) as stop:  # mean nothing beyond the thread
             error = RuntimeError(words(stop))
             error.__cause__ = stop
         except BaseException as raised:

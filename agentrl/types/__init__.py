@@ -45,6 +45,7 @@ from agentrl.types.messages import (
     ToolCall,
     as_messages,
     image,
+    order_results,
     parse_arguments,
 )
 from agentrl.types.nodes import AGENT, GREEDY, MAIN, OVERLONG, Branch, Node, RewardState, Status
@@ -87,5 +88,6 @@ __all__ = [
     "begin_turn",
     "collect",
     "image",
+    "order_results",
     "parse_arguments",
 ]

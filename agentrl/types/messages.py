@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,6 +105,30 @@ class Message(BaseModel):
         """The URLs of the content's images, in order."""
         parts = self.content if isinstance(self.content, list) else ()
         return [url for part in parts if (url := part.image) is not None]
+
+
+def order_results(above: Message | None, messages: Sequence[Message]) -> list[Message]:
+    """Put the results of a turn's calls in the order of the calls, by their ids.
+
+    Clients send them as the tools end, and many formats tell a result's call by its place alone. Results whose ids
+    are not those of the calls, or not different, stay as they are.
+
+    Args:
+        above: the message before them.
+        messages: a conversation's next messages.
+    """
+    ordered: list[Message] = []
+    before = above
+    for are_results, group in itertools.groupby(messages, lambda message: message.role == "tool"):
+        run = list(group)
+        if are_results and before is not None:
+            places = {call.id: place for place, call in enumerate(before.tool_calls or ())}
+            ids = {str(result.tool_call_id) for result in run}
+            if len(ids) == len(run) and ids <= places.keys():
+                run.sort(key=lambda result: places[str(result.tool_call_id)])
+        ordered += run
+        before = run[-1]
+    return ordered
 
 
 def _as_name(value: Any) -> Any:

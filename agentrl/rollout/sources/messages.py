@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.types import Message
+from agentrl.types import Message, order_results
 
 SHAREGPT = {
     **{"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant"},
@@ -67,7 +67,7 @@ class MessageReader:
     unread: Counter[str] = field(default_factory=Counter)
 
     def example(self, place: str, rows: Any, tools: Any = None, *, plain: bool = False) -> Example:
-        """A conversation.
+        """A conversation; results of parallel calls in the order of the calls, as the gateway reads them.
 
         Args:
             place: where it stands.
@@ -93,8 +93,12 @@ class MessageReader:
             spans.append(own)
             marks = [bool(row[name]) for name in TRAINED if row.get(name) is not None]
             trained.append(marks[0] if marks else None)
+        if (ordered := order_results(None, messages)) != messages:
+            places = {id(message): number for number, message in enumerate(messages)}
+            order = [places[id(message)] for message in ordered]
+            trained, spans = [trained[number] for number in order], [spans[number] for number in order]
         return Example(
-            place, tuple(messages), _tools(tools), tuple(trained), plain, spans=tuple(spans) if any(spans) else ()
+            place, tuple(ordered), _tools(tools), tuple(trained), plain, spans=tuple(spans) if any(spans) else ()
         )
 
     def _message(self, row: dict[str, Any], number: int, before: Sequence[Message]) -> Message:

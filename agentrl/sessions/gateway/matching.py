@@ -21,15 +21,9 @@ from typing import Any
 
 import orjson
 
-from agentrl.sessions.gateway.message_comparison import (
-    extends,
-    loose_key,
-    order_results,
-    same_calls,
-    strict_key,
-)
+from agentrl.sessions.gateway.message_comparison import extends, loose_key, same_calls, strict_key
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.types import FinishReason, Message, Node, Session
+from agentrl.types import FinishReason, Message, Node, Session, order_results
 
 ParentKey = int | str
 """The parent of a message: a node's id, or for a root its `root_key`."""

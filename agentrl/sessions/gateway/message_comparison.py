@@ -6,7 +6,6 @@ space in a call's arguments, with defaults of the tool's schema filled in, with 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence, Set
 from typing import Any
 
@@ -36,30 +35,6 @@ def _comparable_text(message: Message) -> str | tuple[str, ...]:
         return message.text
     assert isinstance(message.content, list)
     return tuple(part.image or part.text or "" for part in message.content)
-
-
-def order_results(above: Message | None, messages: Sequence[Message]) -> list[Message]:
-    """Put the results of a turn's calls in the order of the calls, by their ids.
-
-    Clients send them as the tools end, and many formats tell a result's call by its place alone. Results whose ids
-    are not those of the calls, or not different, stay as they are.
-
-    Args:
-        above: the message before them.
-        messages: a conversation's next messages.
-    """
-    ordered: list[Message] = []
-    before = above
-    for are_results, group in itertools.groupby(messages, lambda message: message.role == "tool"):
-        run = list(group)
-        if are_results and before is not None:
-            places = {call.id: place for place, call in enumerate(before.tool_calls or ())}
-            ids = {str(result.tool_call_id) for result in run}
-            if len(ids) == len(run) and ids <= places.keys():
-                run.sort(key=lambda result: places[str(result.tool_call_id)])
-        ordered += run
-        before = run[-1]
-    return ordered
 
 
 def same_calls(echo: Message, stored: Message, tools: Sequence[ToolSchema]) -> bool:

@@ -425,3 +425,14 @@ def test_files_as_people_have_them_load_or_say_what_is_missing(tmp_path: Path, n
     said = "\n".join(found.lines())
     assert given.told in said
     assert given.expected[0][-1][1][:5] in said.replace(" ", "") or given.expected[0][-1][0] in said
+
+
+def test_results_of_parallel_calls_are_in_the_order_of_the_calls_and_take_their_marks_with_them(tmp_path: Path) -> None:
+    calls = [{"id": name, "function": {"name": "look", "arguments": "{}"}} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "ba"]
+    row = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results, REPLY]}
+    row["messages"][2]["weight"] = 0
+    found = read(tmp_path, Given({"rows.jsonl": lines(row)}, []))
+    (example,) = (example for each in found.examples["train"] for example in each)
+    assert [message.text for message in example.messages[2:4]] == ["a", "b"]
+    assert example.trained[2:4] == (None, False)
