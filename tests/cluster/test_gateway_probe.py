@@ -125,7 +125,7 @@ async def test_gateway_workers_are_tried_on_their_nodes_and_from_those_of_the_pr
     assert await problems(Node("a", unreached="b"), Node("b"), Node("c", unreached="b"), **from_the_run) == [
         "a does not reach the gateway of b at http://b:1: No route to host"
     ]
-    with pytest.raises(ConfigError, match=r"what a worker takes by cluster\.resources\.gateway: 1 CPUs, 1 only-x"):
+    with pytest.raises(ConfigError, match=r"what a worker takes by cluster\.resources\.gateway: 1 CPU, 1 only-x"):
         await problems(Node("a"), gateways=1, resources={"gateway": only("x")})
 
 
