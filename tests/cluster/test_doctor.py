@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agentrl.config import ClusterConfig, GatewayConfig
-from agentrl.train.plan.doctor import MOST_PAIRS, DoctorConfig, DoctorReport, Equipment, Probe, _pairs, examine
+from agentrl.train.plan.doctor import MOST_PAIRS, DoctorConfig, DoctorReport, Equipment, Probe, examine
+from agentrl.train.plan.gateway_probe import pairs_of
 from tests.cluster.test_programs import certificate
 from tests.tools.sandbox.conftest import TINY, docker
 
@@ -70,5 +71,5 @@ def test_a_report_names_each_problem_or_says_that_there_is_none() -> None:
 
 def test_links_between_many_nodes_are_measured_from_each_to_the_next() -> None:
     few, many = [str(n) for n in range(8)], [str(n) for n in range(20)]
-    assert len(_pairs(few)) == MOST_PAIRS
-    assert [set(pair) for pair in zip(*_pairs(many), strict=True)] == [set(many)] * 2
+    assert len(pairs_of(few, MOST_PAIRS)) == MOST_PAIRS
+    assert [set(pair) for pair in zip(*pairs_of(many, MOST_PAIRS), strict=True)] == [set(many)] * 2

@@ -365,7 +365,7 @@ def test_an_unknown_algorithm_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"there is no 'NOTHING' in agentrl\.train\.algorithms\.advantages\.grpo"):
         ALGORITHMS.find("agentrl.train.algorithms.advantages.grpo:NOTHING")
     with pytest.raises(ConfigError, match="no algorithm"):
-        ALGORITHMS.find("agentrl.train.algorithms.advantages.grpo:group_relative")
+        ALGORITHMS.find("agentrl.train.algorithms.advantages.gigpo:step_returns")
 
 
 def test_an_algorithm_is_found_by_import_path_and_by_the_name_it_registers() -> None:

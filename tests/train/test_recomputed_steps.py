@@ -290,6 +290,6 @@ def test_steps_on_ranks_are_those_of_a_loop_over_rows(
 ) -> None:
     case = {"algo": "grpo", "loss": loss, "correction": correction, "training": "kl", "normalize": "token"}
     algo = settings_of(case | {"minibatches": minibatches, "epochs": epochs})
-    ranks.build(tiny_llama, ranks.config, algo, STEPS)
+    ranks.build(tiny_llama, ranks.config, make_algorithm(algo), STEPS)
     ranks.version = 0
     compare(ranks, model, algo, 60)
