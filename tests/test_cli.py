@@ -104,7 +104,10 @@ def test_help_loads_no_settings_and_no_event_loop_and_a_wrong_word_and_an_evalua
     tmp_path: Path,
 ) -> None:
     """Each takes longer to load than the command takes to answer."""
-    lines = ["--help", "trian", "train env=calculatr", "eval env=calculator policy=noop eval.tasks=1 run_dir=a"]
+    words = [("--help", ["0"]), ("trian", ["2"]), ("train env=calculatr", ["2", "agentrl.config"])]
+    words += [("train env=calculator algo.lrr=1", ["2", "asyncio", "agentrl.config"])]
+    words += [("eval env=calculator policy=noop eval.tasks=1 run_dir=a", ["0", "asyncio", "agentrl.config"])]
+    lines = [line for line, _ in words]
     code = (
         "import sys\n"
         "from agentrl.cli import main\n"
@@ -118,7 +121,7 @@ def test_help_loads_no_settings_and_no_event_loop_and_a_wrong_word_and_an_evalua
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ended")]
-    assert ended == [["0"], ["2"], ["2", "agentrl.config"], ["0", "asyncio", "agentrl.config"]]
+    assert ended == [expected for _, expected in words]
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from agentrl.train.algorithms.credit import (
     trainable_nodes,
     weigh,
 )
-from agentrl.train.forest.packing import pack_with_spans
 from agentrl.train.trainers.base import Critic
 from agentrl.types import Group, Node, Session
 
@@ -70,6 +69,8 @@ def per_token(
         view: how many numbers of `Env.critic_view` are computed with.
         choose: a session's nodes with tokens that count.
     """
+    from agentrl.train.forest.packing import pack_with_spans  # which loads torch, and settings are read without it
+
     nodes = {(s.id, n.id): n for group in groups for s in group.scored for n in choose(s)}
     every = Credit({key: (NodeAdvantage(0.0, 1.0),) for key in nodes})
     packed = list(pack_with_spans(groups, every, token_budget, seed=seed, view=view))
