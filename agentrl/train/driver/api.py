@@ -16,17 +16,17 @@ from agentrl.envs.base import Env
 from agentrl.envs.registry import register
 from agentrl.errors import ConfigError, require_extra
 from agentrl.overrides import Tree, merge, spread
-from agentrl.rollout.stream.batch_metrics import Evaluation
 from agentrl.train.display.console import Display
 from agentrl.train.driver import interrupt
-from agentrl.train.driver.result import TrainResult
 from agentrl.train.record.chain import describes_chain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agentrl.rollout.stream.batch_metrics import Evaluation
     from agentrl.train.chain.planning import Chain
     from agentrl.train.chain.running import ChainResult
+    from agentrl.train.driver.result import TrainResult
     from agentrl.train.evaluation.rejection import RejectConfig, Rejection
     from agentrl.train.evaluation.rescore.changes import ScoreChanges
     from agentrl.train.evaluation.rescore.rescoring import RescoreConfig
