@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.config import AlgoConfig, RunConfig
 from agentrl.config.policies import SCRIPTS
 from agentrl.config.secrets import list_hidden
-from agentrl.envs.registry import factory, find
+from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
 
@@ -75,9 +75,7 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     except ConfigError as error:
         raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
     settings = _in_parts(merge(applicable(suits, tree), tree), tree)
-    config = validate(_check_secrets(_at_adapters_rate(settings, tree)), RunConfig)
-    factory(config.env.name, **config.env.kwargs)  # a wrong one of its settings is answered before more is loaded
-    return config
+    return validate(_check_secrets(_at_adapters_rate(settings, tree)), RunConfig)
 
 
 def _data_recipe(tree: Mapping[str, Any]) -> Tree:
