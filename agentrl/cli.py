@@ -7,7 +7,9 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 from __future__ import annotations
 
 import io
+import os
 import signal
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -315,10 +317,24 @@ def main(words: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal whose encoding lacks a character must not end a run
+    written_to = _find_pipe()
     try:
         _run_command(words)
     except OutputClosed:
         sys.exit(128 + signal.SIGPIPE)
+    except SystemExit as ended:
+        if ended.code == 1 and written_to is not None and _find_pipe() != written_to:  # by the console of typer's help
+            sys.exit(128 + signal.SIGPIPE)
+        raise
+
+
+def _find_pipe() -> tuple[int, int] | None:
+    """The identity of the pipe that standard output is; rich redirects it elsewhere where nothing reads it."""
+    try:
+        found = os.fstat(1)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) else None
 
 
 def _run_command(words: Sequence[str] | None) -> None:

@@ -167,7 +167,7 @@ def test_ctrl_c_while_the_command_line_is_loaded_ends_it_without_a_traceback(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--version"], ["envs", "nothing_of_that_name"]])
+@pytest.mark.parametrize("words", [["--version"], ["train", "--help"], ["envs", "nothing_of_that_name"]])
 def test_a_command_whose_output_nothing_reads_ends_silently_as_sigpipe_ends_one(words: list[str]) -> None:
     """`agentrl envs | head -1` ended with 1, or in a traceback."""
     read, write = os.pipe()

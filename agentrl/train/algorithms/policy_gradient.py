@@ -120,7 +120,7 @@ class PolicyGradient(Algorithm):
 
     def judge(self, sessions: Sequence[Session]) -> Found:
         """Return the advantages of one group, from its scored sessions."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has neither judge(sessions) nor credit(groups, values)")
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """Each trained node's advantage and weight; by default as `judge` finds advantages, group by group."""
