@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.tools.sandbox.docker import owner, reaper
 from agentrl.tools.sandbox.docker.backend import create_docker
-from agentrl.tools.sandbox.docker.daemon import daemon
+from agentrl.tools.sandbox.docker.daemon import WORKERS, daemon
 from agentrl.tools.sandbox.docker.reaper import find, reap
 from agentrl.tools.sandbox.runner.loop import on_loop
 from tests.tools.sandbox.conftest import SMALL, TINY
@@ -180,10 +180,12 @@ async def test_forty_lives_with_faults_leave_no_container_volume_thread_or_descr
     from agentrl.tools.sandbox.base import SandboxDied
 
     api = daemon().api
+    together = threading.Barrier(WORKERS)
 
     def held() -> tuple[int, int, int, int]:
         containers = api.containers(all=True, filters={"label": f"{owner.OWNER}={owner.owner().id}"})
         volumes = api.volumes()["Volumes"] or []
+        api.close()  # idle connections: how many it keeps is chance
         return len(containers), len(volumes), threading.active_count(), len(os.listdir("/proc/self/fd"))
 
     async def life(number: int) -> str:
@@ -197,7 +199,8 @@ async def test_forty_lives_with_faults_leave_no_container_volume_thread_or_descr
         finally:
             await sandbox.close()
 
-    await asyncio.gather(*(life(number) for number in range(8)))  # threads and connections that are kept
+    await asyncio.gather(*(daemon().call(together.wait) for _ in range(WORKERS)))  # every thread of its pool
+    await asyncio.gather(*(life(number) for number in range(8)))
     before = held()
     ends = []
     for start in range(0, 40, 8):
