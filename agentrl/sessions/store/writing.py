@@ -7,16 +7,17 @@ that it writes (`_Known`) is not read from the file again.
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from agentrl.errors import StoreError
-from agentrl.sessions.store import many_rows, summary
+from agentrl.sessions.store import summary
 from agentrl.sessions.store.integrity import checksum
 from agentrl.sessions.store.schema import HEAD_COLUMNS, PUT_TASK, ROW_COLUMNS, head_row
 from agentrl.sessions.store.summary import Totals
@@ -28,6 +29,12 @@ UNFINISHED = (Status.OPEN, Status.ABORTED)
 """Statuses of sessions that keep their episode's state."""
 _REWARD, _TOKENS = map(NODE_COLUMNS.split(", ").index, ("reward", "token_ids"))
 _AMONG = "IN (SELECT value FROM json_each(?))"
+_HEAD = "group_id, status, head, nodes, checksum"
+_PROGRESS = ", ".join(summary.PROGRESS)
+_ENDING = ", ".join(f'"{name}"' for name in summary.COLUMNS[len(summary.BEGINNING) :])
+Row = tuple[Any, ...]
+MOST_ROWS = 256
+"""Rows of one statement: 256 of the widest table are far from SQLite's limit of 32,766 values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +161,12 @@ class SessionWriter:
         known = [_Known(key) for key in range(last + 1, last + 1 + len(new))]
         pairs = list(zip(known, new, strict=True))
         heads = [(one.key, *head_row(session, len(session.nodes))) for one, session in pairs]
-        many_rows.insert(self._db, "sessions", f"key, {HEAD_COLUMNS}", heads)
+        insert_rows(self._db, "sessions", f"key, {HEAD_COLUMNS}", heads)
         tasks = [(one.key, *_task(session)) for one, session in pairs]
-        many_rows.insert(self._db, "tasks", "session, task, checksum", tasks, replace=True)
+        insert_rows(self._db, "tasks", "session, task, checksum", tasks, replace=True)
         self._add_nodes([(one, session, session.nodes) for one, session in pairs])
         rows = [(one.key, *summary.values(session, one.totals)) for one, session in pairs]
-        many_rows.insert(self._db, "summaries", f"session, {summary.SELECTED}", rows, replace=True)
+        insert_rows(self._db, "summaries", f"session, {summary.SELECTED}", rows, replace=True)
         for (one, session), task, row in zip(pairs, tasks, rows, strict=True):
             one.task, one.beginning = task[-1], row[1 : 1 + len(summary.BEGINNING)]
             self._open[session.id] = one
@@ -179,8 +186,8 @@ class SessionWriter:
             else:
                 wholes.append((one.key, *row))
                 one.beginning = beginning
-        many_rows.update(self._db, "summaries", "session", _ENDING, ends)
-        many_rows.insert(self._db, "summaries", f"session, {summary.SELECTED}", wholes, replace=True)
+        update_rows(self._db, "summaries", "session", _ENDING, ends)
+        insert_rows(self._db, "summaries", f"session, {summary.SELECTED}", wholes, replace=True)
 
     def _end(self, savings: Iterable[Saving]) -> None:
         """Write the states of unfinished episodes, and delete those of sessions that have ended."""
@@ -218,7 +225,7 @@ class SessionWriter:
         heads = {key: (*one.head, totals.nodes) for key, (one, totals) in newest.items()}
         self._put_heads({key: (*head, checksum(head)) for key, head in heads.items()})
         progress = [(key, *summary.progress(totals, one.calls)) for key, (one, totals) in newest.items()]
-        many_rows.update(self._db, "summaries", "session", _PROGRESS, progress)
+        update_rows(self._db, "summaries", "session", _PROGRESS, progress)
         self._put_states(states)
 
     def _find_followed(self, addition: SessionGrowth) -> _Known:
@@ -284,12 +291,12 @@ class SessionWriter:
                 known.rewards[-1] = row[_REWARD]
         if blobs:
             self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)
-        many_rows.insert(self._db, "nodes", f"session, {ROW_COLUMNS}", rows)
+        insert_rows(self._db, "nodes", f"session, {ROW_COLUMNS}", rows)
 
     def _put_heads(self, rows: Mapping[int, tuple[Any, ...]]) -> None:
         """Rewrite heads, by their sessions' keys."""
         new = [(key, *row[1:]) for key, row in rows.items()]
-        if many_rows.update(self._db, "sessions", "key", _HEAD, new) < len(new):
+        if update_rows(self._db, "sessions", "key", _HEAD, new) < len(new):
             there = {row[0] for row in self._db.execute("SELECT id FROM sessions")}
             gone = next(row[0] for row in rows.values() if row[0] not in there)
             raise StoreError(f"session {gone!r} was removed from the store {self._path!r} by another writer")
@@ -297,7 +304,7 @@ class SessionWriter:
     def _put_states(self, states: Mapping[int, tuple[str, bytes]]) -> None:
         """Write states of episodes, each with its session's id, by the sessions' keys."""
         rows = [(key, state, checksum((session_id, state))) for key, (session_id, state) in states.items()]
-        many_rows.insert(self._db, "states", "session, state, checksum", rows, replace=True)
+        insert_rows(self._db, "states", "session, state, checksum", rows, replace=True)
 
 
 def _note(known: _Known, node: Node, token_ids: bytes) -> None:
@@ -313,6 +320,51 @@ def _task(session: Session) -> tuple[str, int]:
     return task, checksum((session.id, task))
 
 
-_HEAD = "group_id, status, head, nodes, checksum"
-_PROGRESS = ", ".join(summary.PROGRESS)
-_ENDING = ", ".join(f'"{name}"' for name in summary.COLUMNS[len(summary.BEGINNING) :])
+def insert_rows(
+    db: sqlite3.Connection, table: str, columns: str, rows: Sequence[Row], *, replace: bool = False
+) -> None:
+    """Insert rows of the values of `columns` (names, separated by commas); `replace`: in place of older ones."""
+    verb = "INSERT OR REPLACE" if replace else "INSERT"
+    for part in _batches(rows):
+        db.execute(_insertion(verb, table, columns, len(part)), _flatten(part))
+
+
+def update_rows(db: sqlite3.Connection, table: str, key: str, columns: str, rows: Sequence[Row]) -> int:
+    """Write the values of `columns` in the rows that have a key; each of `rows` is a key and these values.
+
+    Returns:
+        The rows that there were.
+    """
+    return sum(db.execute(_update(table, key, columns, len(part)), _flatten(part)).rowcount for part in _batches(rows))
+
+
+def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """The rows in parts whose lengths are powers of two, so that few different statements are prepared."""
+    at = 0
+    while at < len(rows):
+        count = min(MOST_ROWS, 1 << (len(rows) - at).bit_length() - 1)
+        yield rows[at : at + count]
+        at += count
+
+
+def _flatten(rows: Sequence[Row]) -> list[Any]:
+    return [value for row in rows for value in row]
+
+
+@functools.cache
+def _insertion(verb: str, table: str, columns: str, count: int) -> str:
+    return f"{verb} INTO {table} ({columns}) {_placeholders(columns.count(',') + 1, count)}"
+
+
+@functools.cache
+def _update(table: str, key: str, columns: str, count: int) -> str:
+    names = columns.split(", ")
+    changes = ", ".join(f"{name} = new.column{number}" for number, name in enumerate(names, 2))
+    return (
+        f"UPDATE {table} SET {changes} FROM ({_placeholders(len(names) + 1, count)}) AS new WHERE {key} = new.column1"
+    )
+
+
+def _placeholders(columns: int, count: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"VALUES {', '.join([row] * count)}"

@@ -8,6 +8,8 @@ and digests.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import json
 import sys
@@ -22,7 +24,7 @@ from agentrl import attachments
 from agentrl.common.foreign_errors import words
 from agentrl.common.untrusted import SHOWN, safe_json, safe_repr
 from agentrl.errors import InvalidInput, StoreError
-from agentrl.sessions.tree import stored_images, trainability
+from agentrl.sessions.tree import trainability
 from agentrl.types import (
     Arrival,
     Branch,
@@ -53,12 +55,15 @@ apart, since it never changes."""
 
 
 _SAMPLING = [field.name for field in fields(Sampling)]
+IMAGE_PREFIX = "picture/"
+"""The beginning of the names of a node's image files, beside its attachments' kinds."""
+_MARK = ";attachment,"
 
 
 def node_row(node: Node, data: Mapping[str, bytes] | None = None) -> Row:
     """A node as a row of `NODE_COLUMNS`; `data` are its `files`, where they are known."""
     count = len(node.token_ids)
-    message, _ = stored_images.take_out(node.message)
+    message, _ = take_out_images(node.message)
     named = {name: digest(each) for name, each in (files(node) if data is None else data).items()}
     return (
         node.id,
@@ -78,7 +83,7 @@ def node_row(node: Node, data: Mapping[str, bytes] | None = None) -> Row:
 
 def files(node: Node) -> dict[str, bytes]:
     """Return what is stored of a node in files of their own: its attachments, and its message's images."""
-    return attachments.split(node.attachments) | stored_images.take_out(node.message)[1]
+    return attachments.split(node.attachments) | take_out_images(node.message)[1]
 
 
 def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
@@ -94,14 +99,14 @@ def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
         node = Node(
             id=id_,
             parent=parent,
-            message=stored_images.put_back(Message.model_validate_json(message), held),
+            message=put_back_images(Message.model_validate_json(message), held),
             token_ids=ids,
             trainable=[False] * trained_from + [True] * (len(ids) - trained_from),
             logprobs=_unpack_floats(logprobs) or [0.0] * len(ids),
             reward=reward,
             agent=agent,
             attachments=attachments.unite(
-                {name: data for name, data in held.items() if not name.startswith(stored_images.PREFIX)}
+                {name: data for name, data in held.items() if not name.startswith(IMAGE_PREFIX)}
             ),
             tools=orjson.loads(tools) if tools else [],
             reply_id=reply_id,
@@ -309,3 +314,44 @@ def _sampling(data: dict[str, Any]) -> Sampling:
     data["logit_bias"] = tuple((int(token), float(bias)) for token, bias in data["logit_bias"])
     data["record"] = tuple((str(kind), int(start)) for kind, start in data["record"])
     return Sampling(**data)
+
+
+def take_out_images(message: Message) -> tuple[Message, dict[str, bytes]]:
+    """A message whose images are named, and their files by name.
+
+    The files are the store's attachments, so one image is stored once, however many messages show it. In memory a
+    message keeps its data URLs, which is the form that models' APIs, exports and the viewer know.
+    """
+    if not isinstance(message.content, list) or not message.images:
+        return message, {}
+    files: dict[str, bytes] = {}
+    parts = []
+    for part in message.content:
+        head, base, body = (part.image or "").partition(";base64,")
+        data = _decode_image(body) if base else None
+        if data is not None and part.image_url is not None:
+            name = f"{IMAGE_PREFIX}{len(files)}"
+            files[name] = data
+            part = part.model_copy(update={"image_url": part.image_url | {"url": f"{head}{_MARK}{name}"}})
+        parts.append(part)
+    return message.model_copy(update={"content": parts}), files
+
+
+def put_back_images(message: Message, files: Mapping[str, bytes]) -> Message:
+    """The message that `take_out_images` was given."""
+    if not files or not isinstance(message.content, list):
+        return message
+    for part in message.content:
+        head, mark, name = (part.image or "").partition(_MARK)
+        if mark and name in files and part.image_url is not None:
+            part.image_url["url"] = f"{head};base64,{base64.b64encode(files[name]).decode()}"
+    return message
+
+
+def _decode_image(body: str) -> bytes | None:
+    """The bytes of base64; None where they would not give the same text again."""
+    try:
+        data = base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return data if base64.b64encode(data).decode() == body else None

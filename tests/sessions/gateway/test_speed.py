@@ -23,8 +23,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from agentrl.errors import StoreError
-from agentrl.sessions.gateway.collector import tuned_collector
 from agentrl.sessions.gateway.http.bodies import Body
+from agentrl.sessions.gateway.http.server import tuned_collector
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import cache_reader
 from agentrl.sessions.gateway.wire import chat
