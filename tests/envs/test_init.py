@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs.init.package import FILES, init_package
+from agentrl.envs.init.project import FILES, init_package
 from agentrl.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
