@@ -18,12 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from agentrl.cluster import forking, guard, prefork, segments
+from agentrl.cluster import forking, guard, prefork
 from agentrl.common import cores, processes
 from agentrl.errors import EngineError
 
@@ -35,6 +35,9 @@ _TAIL_BYTES = 1 << 16
 _POLL_SECONDS = 0.2
 _CAUSE = re.compile(r"\b[A-Z]\w*(Error|Exception): \S")
 _CAUSES = 5
+SHARED_MEMORY = "/dev/shm/"
+Segment = tuple[str, int]
+"""A file's path, and its inode."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -91,7 +94,7 @@ class ServerProcess:
         apart: str = "",
     ) -> None:
         self.name, self.command = name, list(command)
-        self._keep, self._segments = log is not None, set[segments.Segment]()
+        self._keep, self._segments = log is not None, set[Segment]()
         if log is None:
             handle, path = tempfile.mkstemp(prefix=f"agentrl-{name}-", suffix=".log")
             os.close(handle)
@@ -168,7 +171,7 @@ class ServerProcess:
                 f"{self.name} was not ready within {timeout:g} s (engine.start_timeout); "
                 f"the last lines of {self.log}:\n{self.tail()}"
             )
-        self._segments |= await asyncio.to_thread(segments.list_mapped, self.pid)
+        self._segments |= await asyncio.to_thread(list_segments, self.pid)
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the server's end, and return its exit status; None where it still runs after `seconds`."""
@@ -180,7 +183,7 @@ class ServerProcess:
         """Kill the process group, and remove the shared memory that it leaves. Idempotent."""
         processes.signal_group(self.pid)
         self._process.wait()
-        segments.remove(self._segments, self.pid)
+        remove_segments(self._segments, self.pid)
         self._segments.clear()
         processes.forget(self.pid)
         if self._process.stdin is not None:
@@ -197,3 +200,37 @@ class ServerProcess:
         self.kill()
         if not self._keep:
             self.log.unlink(missing_ok=True)
+
+
+def list_segments(group: int) -> set[Segment]:
+    """The files of `/dev/shm` that processes of a group have mapped, where their mappings can be read (Linux)."""
+    return {segment for pid, own in _list_processes() if own == group for segment in _list_mapped_by(pid)}
+
+
+def remove_segments(segments: Iterable[Segment], group: int) -> None:
+    """Remove those of a killed group, whose last processes may still be ending, but for those that others use.
+
+    SGLang unlinks its own only when it ends in order.
+    """
+    if not (left := {segment for segment in segments if os.path.exists(segment[0])}):
+        return
+    used = {segment for pid, own in _list_processes() if own != group for segment in _list_mapped_by(pid)}
+    for path, inode in left - used:
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_ino == inode:
+                os.unlink(path)
+
+
+def _list_processes() -> Iterator[tuple[int, int]]:
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if name.isdigit():
+                yield int(name), os.getpgid(int(name))
+
+
+def _list_mapped_by(pid: int) -> Iterator[Segment]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
+        for line in lines:
+            _, _, _, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
+            if path and path[0].startswith(SHARED_MEMORY) and not path[0].endswith(" (deleted)"):
+                yield path[0], int(inode)

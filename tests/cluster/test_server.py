@@ -17,8 +17,7 @@ import pytest
 
 from agentrl.cluster.restarted_server import RestartedServer
 from agentrl.cluster.restarts import Restarts
-from agentrl.cluster.segments import FOLDER
-from agentrl.cluster.server import ServerProcess, free_port
+from agentrl.cluster.server import SHARED_MEMORY, ServerProcess, free_port
 from agentrl.errors import EngineError
 from tests.conftest import need
 
@@ -168,8 +167,10 @@ time.sleep(600)
 @pytest.mark.slow
 def test_shared_memory_of_a_server_that_is_killed_is_removed_and_nobody_elses(tmp_path: Path) -> None:
     """Each SGLang server that was killed left a file in /dev/shm."""
-    need(os.access(FOLDER, os.W_OK), "no /dev/shm")
-    own, shared, renewed, strange = (Path(FOLDER) / f"agentrl-test-{os.getpid()}-{number}" for number in range(4))
+    need(os.access(SHARED_MEMORY, os.W_OK), "no /dev/shm")
+    own, shared, renewed, strange = (
+        Path(SHARED_MEMORY) / f"agentrl-test-{os.getpid()}-{number}" for number in range(4)
+    )
     strange.write_bytes(b"x")
     command = [sys.executable, "-c", MAPS]
     log = tmp_path / "log"

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.rollout.stream.permutation_test import permutation_p
 from agentrl.rollout.stream.statistics import (
     ROUGH,
     UNSEEN,
@@ -24,6 +23,7 @@ from agentrl.rollout.stream.statistics import (
     skewed_interval,
     t_quantile,
 )
+from agentrl.train.evaluation.suite.compare import permutation_p
 
 SOLVED = st.lists(st.booleans(), min_size=1, max_size=7)
 

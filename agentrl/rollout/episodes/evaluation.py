@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from agentrl.config import EvalConfig
 from agentrl.config.policies import SCRIPTS
@@ -15,9 +17,30 @@ from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
 from agentrl.rollout.stream.health import failures, finding, overlong, sampling_notes, sessions_of, with_retries
-from agentrl.rollout.stream.progress import Progress
 from agentrl.rollout.stream.tasks import TaskStream
 from agentrl.types import Group, Session, Task
+
+
+class Progress(Protocol):
+    """Displays progress and messages; `agentrl.train.display.console.Display` implements it."""
+
+    def say(self, text: str) -> None:
+        """Show a permanent line."""
+
+    def warn(self, text: str) -> None:
+        """Show a warning."""
+
+    def warn_once(self, text: str) -> None:
+        """Show a warning, unless it was shown before."""
+
+    def part(
+        self, name: str, total: int = 0, unit: str = "sessions", detail: Callable[[], str] = str
+    ) -> AbstractContextManager[Callable[[object], None]]:
+        """Show that the block is running; it calls what is yielded once for each of `total` units done.
+
+        `detail` says something more in a few words, as it is then.
+        """
+
 
 SCRIPTED: dict[str, Actor] = dict(zip(SCRIPTS, (EXPERT, NOOP), strict=True))
 """Policies that need no model."""

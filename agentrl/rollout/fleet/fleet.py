@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from agentrl.config import FleetConfig
 from agentrl.errors import ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.fleet.admission import Admission
-from agentrl.rollout.fleet.agreed import combine_capabilities
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.member import Member, MemberState, UpdateTarget, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
@@ -322,3 +322,20 @@ class Fleet(ManagedEngine):
     async def close(self) -> None:
         await self._roster.close()
         await self.publisher.close()
+
+
+def combine_capabilities(each: Sequence[Capabilities]) -> Capabilities:
+    """Return what all engines can promise; InvalidInput where they serve different models."""
+    if len({capabilities.vocab_size for capabilities in each}) > 1:
+        raise InvalidInput("the engines of a fleet must serve the same model: their vocabularies differ")
+    return replace(
+        each[0],
+        max_context=min(c.max_context for c in each),
+        deterministic=all(c.deterministic for c in each),
+        score=all(c.score for c in each),
+        json_schema=all(c.json_schema for c in each),
+        lark=all(c.lark for c in each),
+        attachments=frozenset.intersection(*(c.attachments for c in each)),
+        inputs=frozenset(),  # a fleet hands on token ids alone yet
+        pause_modes=frozenset.intersection(*(c.pause_modes for c in each)),
+    )

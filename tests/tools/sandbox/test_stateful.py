@@ -13,9 +13,8 @@ from agentrl.tools.sandbox.base import Outcome, Sandbox
 from agentrl.tools.sandbox.local import create_subprocess
 from agentrl.tools.sandbox.runner.interpreter import Interpreter
 from agentrl.tools.sandbox.runner.resident import ResidentSandbox
-from agentrl.tools.sandbox.runner.shell import Shell
 from agentrl.tools.sandbox.spec import SandboxSpec
-from agentrl.tools.sandbox.toolkit import Toolkit
+from agentrl.tools.sandbox.toolkit import Shell, Toolkit
 from agentrl.tools.tool import tool
 from agentrl.types import FunctionCall, ToolCall
 from tests.tools.sandbox.attacks.conftest import run_until_late

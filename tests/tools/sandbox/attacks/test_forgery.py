@@ -7,8 +7,8 @@ import pytest
 from agentrl.tools.sandbox.base import Outcome
 from agentrl.tools.sandbox.docker.backend import DockerSandbox
 from agentrl.tools.sandbox.runner.interpreter import Interpreter
-from agentrl.tools.sandbox.runner.shell import Shell
 from agentrl.tools.sandbox.runner.wire import EXIT, HEADER, Frame
+from agentrl.tools.sandbox.toolkit import Shell
 from tests.tools.sandbox.attacks.conftest import Attack
 
 pytestmark = pytest.mark.slow
