@@ -18,7 +18,7 @@ from agentrl.train.algorithms.credit import Credit
 from agentrl.train.algorithms.divergences import Divergence
 from agentrl.train.forest.packing import pack_credited
 from agentrl.train.trainers.teachers.scorers import ForestScorer
-from agentrl.train.trainers.teachers.views import by_teacher
+from agentrl.train.trainers.teachers.teachers import by_teacher
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group

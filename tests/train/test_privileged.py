@@ -17,7 +17,7 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.train.algorithms.divergences import IDS, LOGPS, Divergence
 from agentrl.train.trainers.teachers.scorers import ForestScorer, OwnScorer
-from agentrl.train.trainers.teachers.views import Privileged
+from agentrl.train.trainers.teachers.teachers import Privileged
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 from agentrl.train.trainers.torch_trainer.trainer import TorchTrainer
 from agentrl.types import Group, Message, Node, Sampling, Session, Status, Task

@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import InvalidInput
 from agentrl.models import tiny
-from agentrl.train.server.learner import AdapterSpec, SharedBase
+from agentrl.train.server.learner import AdapterSpec, SharedBase, mixed_passes
 from agentrl.train.server.losses import TARGETS, WIRE_LOSSES
 from agentrl.train.server.messages import Datum, PassRequest
-from agentrl.train.server.mixed import mixed_passes
 from agentrl.train.server.passes import AdamStep, RunAdapter
 from agentrl.train.server.prefixes import shared_passes
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig

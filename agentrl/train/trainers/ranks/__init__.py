@@ -1,7 +1,6 @@
 """A trainer's rank processes, whatever they compute with: `trainer=megatron` and `trainer=fsdp` share these.
 
 trainer.py     the `Trainer` protocol over rank processes; holds no weights
-computing.py   its part that takes forests, which another process may have as well
 group.py       the processes, from the trainer's side: started, called and ended together
 calls.py       one call on all of those, from any process
 worker.py      one of them
