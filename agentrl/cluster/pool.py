@@ -19,7 +19,7 @@ from agentrl.cluster import Address, Role, Worker
 from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.placement import elastic
 from agentrl.cluster.placement.inventory import apply_settings
-from agentrl.cluster.restarts import Restarts
+from agentrl.cluster.restarted_server import Restarts
 from agentrl.cluster.wire.connection import Calling
 from agentrl.common.concurrency import hold_task, in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief

@@ -7,14 +7,36 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from agentrl.cluster import guard
-from agentrl.cluster.restarts import Restarts
 from agentrl.cluster.server import ServerProcess
 from agentrl.common import processes
 from agentrl.errors import EngineError, brief
+
+
+class Restarts:
+    """Counts ends, and says whether what has ended is started again.
+
+    Args:
+        most: starts that are allowed again.
+        within: the seconds in which they are counted; None: all there are, as `cluster.max_restarts` says.
+    """
+
+    def __init__(self, most: int, within: float | None = None) -> None:
+        self._most, self._within, self._ends = most, within, list[float]()
+
+    def allow(self) -> bool:
+        """Count an end; return whether another start is allowed."""
+        now = time.monotonic()
+        self._ends = [end for end in self._ends if self._within is None or now - end < self._within] + [now]
+        return len(self._ends) <= self._most
+
+    def __str__(self) -> str:
+        """Describe the limit, for messages."""
+        return "cluster.max_restarts" if self._within is None else f"{len(self._ends)} ends within {self._within:g} s"
 
 
 class RestartedServer:

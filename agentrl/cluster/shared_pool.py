@@ -14,8 +14,7 @@ from typing import Any
 from agentrl import cluster
 from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.wire.calls import Listener
-from agentrl.cluster.wire.connection import Address, Calling, Connection
-from agentrl.cluster.wire.link import Link
+from agentrl.cluster.wire.connection import Address, Calling, Connection, Link
 from agentrl.errors import DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout
 
 _TOLD_SECONDS = 20.0

@@ -13,8 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from agentrl.cluster.restarted_server import RestartedServer
-from agentrl.cluster.restarts import Restarts
+from agentrl.cluster.restarted_server import RestartedServer, Restarts
 from agentrl.cluster.server import ServerProcess
 from agentrl.errors import RetrievalError
 from agentrl.retrieval.index import read_manifest

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cluster.restarted_server import RestartedServer
-from agentrl.cluster.restarts import Restarts
+from agentrl.cluster.restarted_server import RestartedServer, Restarts
 from agentrl.cluster.server import SHARED_MEMORY, ServerProcess, free_port
 from agentrl.errors import EngineError
 from tests.conftest import need

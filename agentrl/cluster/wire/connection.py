@@ -364,3 +364,22 @@ def make_error(error: BaseException, where: str, trace: str) -> AgentRLError:
     if not any(note.startswith(RAISED_BY) for note in getattr(error, "__notes__", ())):
         error.add_note(f"{RAISED_BY} {where}")
     return error
+
+
+class Link:
+    """A connection to a worker, made when it is needed; for coroutines of one event loop."""
+
+    def __init__(self, address: Address) -> None:
+        self._address, self._making = address, asyncio.Lock()
+        self._connection: Connection | None = None
+
+    async def connection(self) -> Connection:
+        """The connection; InfraError where nobody answers there, or not with the worker's key."""
+        async with self._making:
+            if self._connection is None or self._connection.ended.done():
+                self._connection = await asyncio.to_thread(connect, self._address)
+            return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()

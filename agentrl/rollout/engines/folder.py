@@ -6,13 +6,16 @@ has to bring before anything is sent.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import EngineError, InvalidInput, nearest
+from agentrl.common.scratch import ScratchFolder
+from agentrl.errors import EngineError, InvalidInput, nearest, require_extra
 from agentrl.models.sizes import with_usual_names
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -157,3 +160,29 @@ def check_tensors(given: Mapping[str, Iterable[int]], expected: Mapping[str, tup
     if missing:
         rest = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise EngineError(f"weights lack {', '.join(map(repr, missing[:3]))}{rest}")
+
+
+@contextlib.contextmanager
+def write_model(facts: ModelFacts, weights: Iterable[tuple[str, Any]]) -> Iterator[Path]:
+    """A temporary folder with these weights and the model's own configuration and tokenizer.
+
+    Raises:
+        EngineError: a name is unknown, given twice or missing, or a shape differs.
+    """
+    with require_extra("train", "safetensors"):
+        from safetensors.torch import save_file
+    expected = tensors(facts.path)
+    given: dict[str, Any] = {}
+    for name, tensor in weights:
+        if name in given:
+            raise EngineError(f"weights name {name!r} twice")
+        given[name] = tensor
+    check_tensors({name: tensor.shape for name, tensor in given.items()}, expected, facts.tied)
+    with ScratchFolder() as folder:
+        for file in facts.path.iterdir():
+            weights_of = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
+            if file.is_file() and not weights_of:
+                shutil.copy(file, folder)
+        kept = {name: given[name].detach().contiguous().cpu() for name in expected if name in given}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        yield folder

@@ -25,10 +25,9 @@ from typing import Any
 from agentrl.config import FleetConfig
 from agentrl.errors import ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import ManagedEngine
-from agentrl.rollout.fleet.admission import Admission
+from agentrl.rollout.fleet.admission import Admission, Affinity
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.member import Member, MemberState, UpdateTarget, is_engine_fault
-from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.roster import MakeEngine, Roster, build_engines
 from agentrl.rollout.fleet.ticket import Ticket
 from agentrl.rollout.weights.publisher import Publisher, PublishOutcome

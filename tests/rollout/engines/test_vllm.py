@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from agentrl.attachments import support
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject
-from agentrl.rollout.engines.servers import reload
 from agentrl.rollout.engines.servers.server_engine import ServerInfo
 from agentrl.rollout.engines.servers.vllm import VLLMEngine
 from agentrl.rollout.engines.servers.vllm_options import LISTED
@@ -83,7 +82,7 @@ async def test_a_published_folder_is_loaded_where_it_lies(
     vllm: VLLMEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was once read and written a second time, amid the pause."""
-    monkeypatch.setattr(reload, "write_model", None)
+    monkeypatch.setattr("agentrl.rollout.engines.servers.remote.write_model", None)
     moved = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         for parameter in moved.parameters():

@@ -15,9 +15,9 @@ import pytest
 from agentrl.config import FleetConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.rollout.fleet.admission import Affinity
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import Member, MemberState
-from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.ticket import Ticket
 from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.sessions.tree.generation import generate

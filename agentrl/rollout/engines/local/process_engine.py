@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 
 from agentrl import cluster
 from agentrl.cluster import Address, Resources, Role
-from agentrl.cluster.wire.link import Link
+from agentrl.cluster.wire.connection import Link
 from agentrl.common.scratch import ScratchFolder
 from agentrl.config import EngineConfig
 from agentrl.errors import DeadlineExceeded, EngineError, InfraError
-from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.engines.folder import ModelFacts, write_model
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
@@ -155,7 +155,6 @@ class ProcessEngine(ManagedEngine):
         Raises:
             EngineError: a name is unknown or missing, or a shape differs; nothing was changed.
         """
-        from agentrl.rollout.engines.servers.reload import write_model
         from agentrl.rollout.weights.buckets import ADAPTER, take_part
         from agentrl.rollout.weights.snapshot import write_part
 

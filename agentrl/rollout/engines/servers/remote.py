@@ -25,7 +25,7 @@ from agentrl.common import custom_code
 from agentrl.common.concurrency import hold_task
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, readable
-from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.engines.folder import ModelFacts, write_model
 from agentrl.rollout.engines.local.inbox import end_by
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.servers.http import PROBE_SECONDS
@@ -328,8 +328,6 @@ class RemoteEngine(ManagedEngine, ABC):
         Raises:
             EngineError: a name is unknown or missing, or a shape differs (nothing was changed); or the server refused.
         """
-        from agentrl.rollout.engines.servers.reload import write_model
-
         with write_model(self.facts, weights) as folder:
             await self._bring(folder, version)
 
