@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -21,7 +22,6 @@ from agentrl.errors import StoreError
 from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.gateway import Gateway
-from agentrl.sessions.gateway.http.admission import count_request
 from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.wire.sse import event
 from agentrl.types import OVERLONG, FinishReason, Status
@@ -263,3 +263,21 @@ async def send_error(send: Callable[[Any], Awaitable[None]], error: ApiError, st
     body = orjson.dumps(error.body(style))
     await _start(send, error.status, "application/json", **error.headers, **{"content-length": str(len(body))})
     await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def count_request(gateway: Gateway, entry: SessionEntry) -> Iterator[None]:
+    """Count a request of a session as in progress meanwhile; ApiError where the limits allow no further one."""
+    limits = gateway.parts.limits
+    if entry.in_flight >= limits.session_in_flight:
+        raise ApiError(429, "too many requests in this session", "session_busy", retry_after=1)
+    if gateway.in_flight >= limits.in_flight:
+        raise ApiError(429, "too many requests", "queue_full", retry_after=1)
+    gateway.begun += 1
+    gateway.in_flight += 1
+    entry.in_flight += 1
+    try:
+        yield
+    finally:
+        gateway.in_flight -= 1
+        entry.in_flight -= 1

@@ -15,10 +15,9 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from agentrl.config.gateway import ForwardConfig
-from agentrl.sessions.gateway.delivery import send_error
+from agentrl.sessions.gateway.delivery import count_request, send_error
 from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.gateway import Gateway
-from agentrl.sessions.gateway.http.admission import count_request
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body
 
