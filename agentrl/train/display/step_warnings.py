@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.config import RunConfig
 from agentrl.rollout.stream.health import HealthMonitor, sampling_notes, sessions_of
-from agentrl.rollout.workers.held import calls_of
-from agentrl.sessions.renderers.watch import CallWatch
+from agentrl.rollout.workers.held import ToolCalls, calls_of
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import minibatches
@@ -18,6 +17,8 @@ APART = ("mismatch/abs_mean", "staleness/abs_mean")
 """Metrics of how far the policy is from what sampled the tokens of a run that reads them."""
 NEAR = 0.5
 """Nats a token in the mean up to which a policy is near to what sampled: its ratios are mostly within the clip."""
+ENOUGH = 50
+"""Turns with tools on offer without a call that are suspicious."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class StepWarnings:
                 f"step {step}: engine and trainer disagree: mean |Δ log-probability| "
                 f"{row['mismatch/abs_mean']:.2g} is over mismatch_bound={self.config.mismatch_bound:g}"
             )
-        if warning := _silence(self.conversation_format, groups):
+        if warning := describe_unread_calls(self.conversation_format, map(calls_of, sessions_of(groups))):
             yield f"step {step}: {warning}"
         for warning in self.health.check(groups, signal=bool(row.get("pack/signal", True))):
             yield f"step {step}: {warning}"
@@ -66,9 +67,15 @@ class StepWarnings:
             self.display.warn_once(note)
 
 
-def _silence(conversation_format: str, groups: Sequence[Group]) -> str | None:
-    """A warning where there are tools and no call ever parses: parser and model may not fit."""
-    watch = CallWatch(conversation_format)
-    for calls in map(calls_of, sessions_of(groups)):
-        watch.add(calls.turns, calls.good, calls.malformed)
-    return watch.warning()
+def describe_unread_calls(conversation_format: str, sessions: Iterable[ToolCalls]) -> str | None:
+    """Return a warning where there are tools and no session's call ever parses: parser and model may not fit."""
+    calls = list(sessions)
+    turns = sum(each.turns for each in calls)
+    if turns < ENOUGH or any(each.good for each in calls):
+        return None
+    malformed = sum(each.malformed for each in calls)
+    found = f"{malformed} malformed ones" if malformed else "nothing that looks like one"
+    return (
+        f"No tool call could be read in {turns} turns with tools on offer ({found}): the renderer "
+        f"{conversation_format!r} may not fit this model. `agentrl check renderer=<model>` shows which parser does."
+    )
