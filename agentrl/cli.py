@@ -121,7 +121,7 @@ def train(words: Words = None, config: File = None) -> None:
 
     layers = read_yaml(config) if config else {}, parse_words(words or ())
     if describes_chain(merge(*layers)):
-        from agentrl.train.chain.planning import train_stages
+        from agentrl.train.chain.commands import train_stages
 
         return _end(train_stages(*layers))
     settings = complete(merge(*layers))  # a wrong word is answered before torch is loaded

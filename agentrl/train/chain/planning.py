@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.common.terminal import out, print_lines
 from agentrl.config import MODEL, START, RunConfig
 from agentrl.config.secrets import HIDDEN, public, without_secrets
 from agentrl.errors import AgentRLError, ConfigError
@@ -358,20 +357,3 @@ def _refuse_changes(plan: Chain, stage: Stage) -> None:
         raise ConfigError(
             f"{', '.join(changed)}: the stage is done, and keeps its settings; a new chain, run_dir=…, has others"
         )
-
-
-def train_stages(*layers: Tree) -> bool:
-    """Train a chain, or print its dry run; returns False where nothing worked in a stage."""
-    plan = plan_chain(*layers)  # wrong words are answered before torch is loaded
-    if plan.dry_run:
-        print_lines(plan.lines())
-        return True
-    from agentrl.train.driver.api import run_chain
-
-    result = run_chain(plan, owns_process=True)
-    chain = f"chain: {result.chain} ({', '.join(result.stages)})"
-    print_lines([f"{chain}; its policy: {result.checkpoint}" if result.trained else chain])
-    if not result.trained:
-        return result.worked
-    out.print(result.tokens, highlight=False, markup=False, soft_wrap=True)
-    return result.worked
