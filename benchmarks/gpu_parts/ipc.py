@@ -14,7 +14,7 @@ import torch
 import torch.multiprocessing as mp
 
 from agentrl.rollout.weights.buckets import buckets
-from agentrl.rollout.weights.transports.ipc import SharedBuffer, serialise
+from agentrl.rollout.weights.transports.ipc import FilledBuffer, SharedBuffer, serialise
 from benchmarks.gpu_parts.report import Report
 
 TENSORS, SIZE = 64, 1 << 21
@@ -49,12 +49,12 @@ def run(report: Report) -> None:
     def send() -> None:
         nonlocal wrong
         for bucket in buckets(weights, 128 << 20):
-            text, held = serialise(bucket, buffer)
-            ours.send(text)
+            filled = FilledBuffer(buffer.fill(bucket), buffer, last=True)
+            ours.send(serialise([filled]))
             if not ours.poll(60):
                 raise TimeoutError("the other process did not answer in 60 s")
             answer = ours.recv()
-            wrong += sum(answer[name] != digest(tensor) for name, tensor in held)
+            wrong += sum(answer[name] != digest(tensor) for name, tensor in filled.pairs)
 
     send()
     report.below(f"tensors that arrived otherwise, of {TENSORS}", float(wrong), 0.0)

@@ -236,8 +236,8 @@ def test_all_receivers_together_hold_half_of_the_memory_that_the_fullest_machine
     assert group.free_memory(store, "group", 4) == 1000
 
 
-@pytest.fixture(scope="module")
-def module() -> Any:
+@pytest.fixture(scope="module", name="module")
+def load_extension() -> Any:
     """SGLang's extension, which needs no SGLang to be imported."""
     path = Path(agentrl.__file__).parent / "rollout/engines/servers/sglang_extension/agentrl_sglang_weights.py"
     spec: Any = importlib.util.spec_from_file_location("agentrl_sglang_weights", path)

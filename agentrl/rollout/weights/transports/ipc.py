@@ -4,14 +4,20 @@ A bucket's tensors are pickled as torch's multiprocessing does it: CUDA tensors 
 they lie in, CPU tensors as names of shared-memory files (file descriptors would need both processes to share a
 secret). CPU tensors are copied into shared buffers while engines generate, as many as `ahead` and the machine's shared
 memory allow, and are sent in one call: the pause has the engines' own copying, and no more. What is beyond that takes
-turns with two more buffers, the next bucket while engines load the last. All of them are kept for the next publication:
+turns with two more buffers, the next bucket while engines load the last. All of them are kept for later publications:
 a new page costs more than what is copied into it.
+
+An engine may compute with what was copied ahead where it lies: it holds a shared lock on the file meanwhile, and
+only what can be locked exclusively is written. So two sets of buffers take turns, and a publication is one copy. Memory
+that is not to be kept (the two that take turns) stays locked here while it is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import fcntl
 import io
 import itertools
 import os
@@ -43,21 +49,34 @@ class SharedBuffer:
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._file: int | None = None  # None as well where the system shows no file of it, which then nobody locks
 
     @property
     def nbytes(self) -> int:
         """Bytes of shared memory."""
         return len(self._bytes)
 
+    @property
+    def name(self) -> str:
+        """The name of its file, with a slash before it."""
+        found: bytes = self._bytes.untyped_storage()._share_filename_cpu_()[1]
+        return found.decode()
+
     def fill(self, bucket: Bucket) -> list[Named]:
-        """Copy a bucket's tensors into the memory, and return them as they lie there; those on a GPU stay."""
+        """Copy a bucket's tensors into the memory, and return them as they lie there; those on a GPU stay.
+
+        It must be locked.
+        """
         pairs, at = list[Named](), 0
         size = sum(tensor.nbytes for tensor in bucket.tensors if not tensor.is_cuda)
         if len(self._bytes) < max(1, size):
-            self._bytes = torch.empty(0, dtype=torch.uint8)
+            self.close()
             with _STRATEGY:
                 _start_manager()
             self._bytes.set_(torch.UntypedStorage._new_using_filename_cpu(max(1, size)))
+            with contextlib.suppress(OSError):
+                self._file = os.open(f"{_SHARED}{self.name}", os.O_RDONLY | os.O_CLOEXEC)
+            self.lock()
         for name, tensor in zip(bucket.names, bucket.tensors, strict=True):
             if tensor.is_cuda:
                 pairs.append((name, tensor.contiguous()))
@@ -67,6 +86,27 @@ class SharedBuffer:
             at += tensor.nbytes
         return pairs
 
+    def lock(self) -> bool:
+        """Take it for writing; False while an engine keeps it."""
+        try:
+            if self._file is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Let engines keep what lies in it."""
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Release the memory; who keeps it has it still."""
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
     def expect_readers(self, count: int) -> None:
         """Let more than one process open what was pickled: each counts itself out, and the last would remove it."""
         for _ in range(count - 1):
@@ -74,12 +114,17 @@ class SharedBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class _FilledBuffer:
+class FilledBuffer:
     """A bucket as it lies in shared memory; `last` is true of a publication's last."""
 
     pairs: list[Named]
     buffer: SharedBuffer
     last: bool
+
+    def expect_readers(self, count: int) -> None:
+        """Let so many processes open it, where any of it is on a CPU."""
+        if not all(tensor.is_cuda for _, tensor in self.pairs):
+            self.buffer.expect_readers(count)
 
 
 class IpcTransport:
@@ -97,10 +142,12 @@ class IpcTransport:
     def __init__(self, limit: int, ranks: int = 1, ahead: int = 0) -> None:
         self.limit, self.ranks, self.ahead = limit, ranks, ahead
         self._weights: Iterable[Named] = ()
-        self._buffers = [SharedBuffer(), SharedBuffer()]
+        self._buffers = list[SharedBuffer]()
+        self._locked = 0  # how many of them no engine keeps
+        self._room = 0  # bytes of shared memory that may be filled ahead
         self._free: queue.SimpleQueue[SharedBuffer | None] = queue.SimpleQueue()
-        self._staged: list[_FilledBuffer] = []
-        self._source: Iterator[_FilledBuffer] | None = None  # of what is staged, and of what comes after it
+        self._staged: list[FilledBuffer] = []
+        self._source: Iterator[FilledBuffer] | None = None  # of what is staged, and of what comes after it
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
         """Copy what may be copied ahead; the rest is kept where it is."""
@@ -110,45 +157,60 @@ class IpcTransport:
             self._source = self._fill_buffers()
             await asyncio.to_thread(self._stage, self._source)
 
-    def _stage(self, source: Iterator[_FilledBuffer]) -> None:
-        room = min(self.ahead, shared_room(sum(buffer.nbytes for buffer in self._buffers)))
+    def _stage(self, source: Iterator[FilledBuffer]) -> None:
+        room = min(self.ahead, self._room)
         while room >= self.limit and (filled := next(source, None)) is not None:
             self._staged.append(filled)
             room -= filled.buffer.nbytes
-            if len(self._buffers) < len(self._staged) + 2:
-                self._buffers.append(SharedBuffer())
-                self._free.put(self._buffers[-1])
+            filled.buffer.unlock()
+            if self._locked < len(self._staged) + 2:
+                self._add_buffer()
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
         """Send every bucket to every engine; one that fails gets no later ones."""
-        errors: dict[str, AgentRLError | None] = dict(await each(receivers, lambda receiver: receiver.begin()))
         source = self._source = self._source or self._fill_buffers()
+        staged, self._staged = self._staged, []
+        pickling = asyncio.create_task(asyncio.to_thread(serialise, staged))  # while engines begin
         try:
-            while filled := self._staged or await asyncio.to_thread(lambda: [*itertools.islice(source, 1)]):
-                self._staged, working = [], _working(receivers, errors)
-                text = await asyncio.to_thread(serialise, filled, self.ranks * len(working))
+            errors: dict[str, AgentRLError | None] = dict(await each(receivers, lambda receiver: receiver.begin()))
+            text = await pickling
+            while filled := staged or await asyncio.to_thread(lambda: [*itertools.islice(source, 1)]):
+                text, staged = text if staged else await asyncio.to_thread(serialise, filled), []
+                working = _working(receivers, errors)
+                for each_one in filled:
+                    each_one.expect_readers(self.ranks * len(working))
                 final = commit if filled[-1].last else None
                 errors |= await each(working, partial(_load, payloads=[text] * self.ranks, commit=final))
                 for loaded in filled:
-                    self._free.put(loaded.buffer)
+                    if loaded.buffer.lock():
+                        self._free.put(loaded.buffer)
         finally:
             await self._drop_staged()
         errors |= await each(_working(receivers, errors), lambda receiver: receiver.end())
         return errors
 
-    def _fill_buffers(self) -> Iterator[_FilledBuffer]:
+    def _fill_buffers(self) -> Iterator[FilledBuffer]:
         """Yield each bucket in a buffer of its own, as long as none is put back."""
         free = self._free = queue.SimpleQueue()
-        for buffer in self._buffers:
+        locked = [buffer for buffer in self._buffers if buffer.lock()]
+        self._locked, self._room = len(locked), shared_room(sum(buffer.nbytes for buffer in locked))
+        for buffer in locked:
             free.put(buffer)
+        while self._locked < 2:
+            self._add_buffer()
 
-        def fill() -> Iterator[_FilledBuffer]:
+        def fill() -> Iterator[FilledBuffer]:
             for bucket, last in with_last_flag(buckets(self._weights, self.limit)):
                 if (buffer := free.get()) is None:
                     return
-                yield _FilledBuffer(buffer.fill(bucket), buffer, last)
+                yield FilledBuffer(buffer.fill(bucket), buffer, last)
 
         return prefetch(fill())
+
+    def _add_buffer(self) -> None:
+        self._buffers.append(SharedBuffer())
+        self._locked += 1
+        self._free.put(self._buffers[-1])
 
     async def _drop_staged(self) -> None:
         source, self._source, self._staged = self._source, None, []
@@ -163,8 +225,9 @@ class IpcTransport:
     async def close(self) -> None:
         """Release the shared memory."""
         await self._drop_staged()
-        self._buffers = [SharedBuffer(), SharedBuffer()]
-        self._free = queue.SimpleQueue()
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers, self._free = [], queue.SimpleQueue()
 
 
 @cache
@@ -196,12 +259,11 @@ def shared_room(held: int) -> int:
     return (found.f_bavail * found.f_frsize + held) // 2
 
 
-def serialise(filled: Sequence[_FilledBuffer], readers: int = 1) -> str:
+def serialise(filled: Sequence[FilledBuffer]) -> str:
     """Buckets' (name, tensor) pairs as base64 text of a pickle that holds handles; they must live until it was read.
 
-    Args:
-        filled: the buckets. Tensors on a CPU lie in a buffer: sharing them would move the trainer's own parameters.
-        readers: how many processes read the text, each of them once.
+    Tensors on a CPU lie in a buffer: sharing them would move the trainer's own parameters. One process may read it, or
+    as many as were said to (`expect_readers`), each of them once.
     """
     pickled, pairs = io.BytesIO(), [pair for each_one in filled for pair in each_one.pairs]
     with _STRATEGY:
@@ -211,9 +273,6 @@ def serialise(filled: Sequence[_FilledBuffer], readers: int = 1) -> str:
             ForkingPickler(pickled).dump(pairs)
         finally:
             mp.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
-    for bucket in filled:
-        if not all(tensor.is_cuda for _, tensor in bucket.pairs):
-            bucket.buffer.expect_readers(readers)
     return base64.b64encode(pickled.getvalue()).decode()
 
 

@@ -7,15 +7,18 @@ takes what has arrived, or waits for it. The thread alone uses the group, so bro
 Shared memory that weights came in stays mapped until the next publication: its pages would be new to each.
 
 A load that did nothing but copy whole tensors to their places is not run again for the same names: `Placement` knows
-the places. What a broadcast brought is not copied then either, its memory becomes the parameters'.
+the places. What a broadcast brought is not copied then either, its memory becomes the parameters'; and so does shared
+memory that the trainer leaves alone as long as it is locked here (`Loans`).
 """
 
 from __future__ import annotations
 
 import datetime
+import fcntl
 import importlib.abc
 import importlib.util
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -34,6 +37,9 @@ UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 """The module of the class that receives and loads weights in each rank."""
 ALIGNED = 64
 """Bytes of which an address is a multiple where a parameter may lie: a line of the processor's cache."""
+HEADER = 64
+"""Bytes that torch keeps for itself at the beginning of a file of shared memory."""
+SHARED = "/dev/shm"
 CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 """Operations of a loader beside copying that are allowed: rows that no tensor has keep what they were filled with."""
 FOREVER = datetime.timedelta(days=1000)
@@ -214,6 +220,58 @@ class Placement:
                     place.copy_(part.view(-1))
 
 
+class Loans:
+    """Shared memory of a trainer's that parameters lie in, locked here: the trainer writes none that somebody locked.
+
+    It is mapped anew for each publication, and privately: whatever is written to a parameter in its place, by a load
+    from a disk for instance, no other server sees. The system lets go of the locks of a process that dies.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[tuple[int, torch.Tensor]] = []
+
+    def borrow(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return the same values where parameters may lie; None where the trainer is about to write some of them."""
+        memories: dict[int, torch.UntypedStorage | None] = {}
+        found = list[torch.Tensor]()
+        for tensor in tensors:
+            given = tensor.untyped_storage()
+            if given.data_ptr() not in memories:
+                memories[given.data_ptr()] = self._lock(given)
+            if (memory := memories[given.data_ptr()]) is None:
+                return None
+            place = torch.empty(0, dtype=tensor.dtype, device="cpu")
+            at = tensor.storage_offset() + HEADER // tensor.element_size()
+            found.append(place.set_(memory, at, tensor.shape, tensor.stride()))
+        return found
+
+    def _lock(self, given: torch.UntypedStorage) -> Any:
+        if not given.is_shared():
+            return None
+        path = SHARED + given._share_filename_cpu_()[1].decode()
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.fstat(file).st_size != given.nbytes() + HEADER:
+                raise OSError("this torch keeps it in another form")
+            memory: Any = torch.UntypedStorage.from_file(path, False, given.nbytes() + HEADER)
+        except OSError:
+            os.close(file)
+            return None
+        self._held.append((file, torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory)))
+        return memory
+
+    def give_back(self) -> None:
+        """Unlock what nothing lies in any more."""
+        unused = [each for each in self._held if count_users(each[1]) == 1]
+        self._held = [each for each in self._held if count_users(each[1]) > 1]
+        for file, _ in unused:
+            os.close(file)
+
+
 def split(parameter: torch.Tensor, parts: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the place of each part in a parameter, flat, and the part."""
     at = 0
@@ -331,14 +389,16 @@ def place_again(updater: Any) -> None:
     end = updater.end_weight_update
     known: dict[Any, Placement] = {}
     new: list[tuple[Any, Any, Placement, list[torch.Tensor]]] = []
+    loans = Loans()
 
-    def load(self: Any, named: Any, usual: Callable[[], Any], *, adopt: bool) -> Any:
+    def load(self: Any, named: Any, usual: Callable[[], Any], borrow: Callable[[Any], Any]) -> Any:
         model, tensors = self.get_model(), [tensor for _, tensor in named]
         if not all(isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" for tensor in tensors):
             return usual()
         key = (id(model), *((name, tensor.dtype, tensor.shape) for name, tensor in named))
         if (placement := known.get(key)) is not None and placement.parts is not None:
-            placement.load(model, tensors, adopt=adopt)
+            lent = None if self.get_model_runner().is_draft_worker else borrow(tensors)
+            placement.load(model, lent or tensors, adopt=lent is not None)
             return True, "Succeeded to place the weights."
         if placement is not None:
             return usual()
@@ -349,12 +409,12 @@ def place_again(updater: Any) -> None:
         return answer
 
     def from_broadcast(self: Any, named: Any) -> Any:
-        return load(self, named, lambda: broadcast(self, named), adopt=not self.get_model_runner().is_draft_worker)
+        return load(self, named, lambda: broadcast(self, named), lambda tensors: tensors)
 
     def from_hand(self: Any, named_tensors: Any, load_format: str | None = None) -> Any:
         if load_format is not None or not isinstance(named_tensors, list):
             return handed(self, named_tensors, load_format)
-        return load(self, named_tensors, lambda: handed(self, named_tensors, load_format), adopt=False)
+        return load(self, named_tensors, lambda: handed(self, named_tensors, load_format), loans.borrow)
 
     def ended(self: Any, **given: Any) -> Any:
         answer = end(self, **given)
@@ -363,6 +423,7 @@ def place_again(updater: Any) -> None:
                 placement.parts = None
             known[key] = placement
         new.clear()
+        loans.give_back()
         return answer
 
     updater.load_weights_from_distributed = from_broadcast
