@@ -88,3 +88,22 @@ def test_what_loads_is_old_at_once_and_the_collector_goes_on() -> None:
     del loaded
     gc.collect()
     assert cycle() is None
+
+
+def test_an_object_that_is_left_is_looked_at_once_until_all_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions' objects are left for minutes: each was looked at twice, and more the more sessions there were."""
+    gc.unfreeze()  # what the suite has frozen: tests/suite/memory.py
+    looked = 0
+
+    def count(phase: str, about: dict[str, int]) -> None:
+        nonlocal looked
+        if phase == "start":
+            looked += sum(len(gc.get_objects(younger)) for younger in range(about["generation"] + 1))
+
+    monkeypatch.setattr(garbage, "THRESHOLDS", (1000, *garbage.THRESHOLDS[1:]))
+    gc.collect()
+    with garbage.collect_less_often():
+        gc.callbacks.append(count)
+        kept: list[list[int]] = [[] for _ in range(20_000)]
+        gc.callbacks.remove(count)
+    assert 0.8 * len(kept) < looked < 1.1 * len(kept)

@@ -11,10 +11,12 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = 100_000, 1, 10
+THRESHOLDS = 100_000, -1, 30
 """New objects between two collections of the youngest generation (Python's default is 700), and how many of those there
 are for one of each older generation. With 10,000 in place of 100,000 collections take four times the CPU time at 5,000
-sessions (docs/decisions/archive/141-what-a-turn-costs-the-driver.md). Cycles of objects are freed so much later."""
+sessions (docs/decisions/archive/141-what-a-turn-costs-the-driver.md). Cycles of objects are freed so much later. With
+-1 each collection is one of the middle generation, which stays empty: an object that is left is looked at once, and
+again only by a collection of all. Sessions' objects are left for minutes, and were looked at twice before."""
 
 
 @contextmanager

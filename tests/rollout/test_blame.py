@@ -17,6 +17,7 @@ from agentrl.envs import closing
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT
 from agentrl.errors import EnvError
+from agentrl.rollout.episodes import tool_faults
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.sessions.renderers.families.null import NullRenderer
@@ -211,3 +212,32 @@ async def test_a_close_that_blocks_for_ever_holds_no_session(caplog: pytest.LogC
     released.set()
     assert {session.status for session in group.sessions} == {Status.COMPLETED}
     assert "Blocked.close() has not ended after 0.02 s" in caplog.text
+
+
+def test_sessions_that_end_look_at_each_failed_one_once_however_many_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that was away for a moment failed 10,000 sessions, and each end was compared with all of them."""
+    faults, looked, count = tool_faults.ToolFaults(), 0, 100
+    is_of_other_group = tool_faults._Attempts.is_of_other_group
+
+    def counted(attempts: Any, session: Session) -> bool:
+        nonlocal looked
+        looked += 1
+        return is_of_other_group(attempts, session)
+
+    monkeypatch.setattr(tool_faults._Attempts, "is_of_other_group", counted)
+
+    def ended(number: int, status: Status, **counters: int) -> Session:
+        session = Session(f"s{number}", Task(id="t"), group_number=number, phase="test", status=status)
+        session.counters = counters
+        faults.ended(session)
+        return session
+
+    with contextlib.ExitStack() as stack:
+        playing = [stack.enter_context(faults.playing()) for _ in range(count)]
+        for number, attempts in enumerate(playing):
+            attempts.lost(ended(number, Status.INFRA_ERROR, tool_calls=2))
+        assert looked == 0
+        for number in range(count):
+            ended(number, Status.COMPLETED, tool_calls=1)
+        assert looked <= 2 * count
+        assert all(attempts.others_answered for attempts in playing)

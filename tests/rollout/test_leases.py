@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -457,3 +458,35 @@ async def test_sessions_of_many_turns_go_through_one_publication_after_another(
             assert drawn == sorted(drawn)
         await until(lambda: found.open == 0)
         assert found.fleet.lost == 0
+
+
+class Indexed(dict[Any, Any]):
+    """A mapping that is looked up, and never gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all keys are gone through")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
+async def test_the_end_of_a_session_looks_at_its_own_leases_alone() -> None:
+    """It went through the leases of all sessions that a process plays: thousands of them, for each that ended."""
+
+    class Held:
+        policy, usable, turns, given_back = MAIN, True, 0, False
+        turn_came, lease = True, SimpleNamespace(single=False)
+
+        def give_back(self) -> None:
+            self.given_back = True
+
+    kept, held = leases.Leases(lambda: cast(Any, None)), [Held() for _ in range(4)]
+    kept._kept = Indexed()
+    for number, each in enumerate(held):
+        kept._end(cast(Any, each), f"s{number // 2}/{number}")
+    kept.session_over("s0")
+    assert [each.given_back for each in held] == [True, True, False, False]
+    assert cast(Any, kept._take(MAIN, "s1")) is held[3]
+    kept._give_back_unused("s1", cast(Any, held[2]), held[2].turns)
+    assert held[2].given_back
+    assert not held[3].given_back
+    assert not kept._kept

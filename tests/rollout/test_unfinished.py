@@ -19,7 +19,7 @@ from agentrl.envs.episode import EXPERT
 from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
 from agentrl.rollout.episodes.policies import Policy
-from agentrl.rollout.stream.unfinished import PATIENCE, SaveStates
+from agentrl.rollout.stream.unfinished import PATIENCE, LeftSessions, SaveStates
 from agentrl.sessions.store.recorder import Recorder, snapshot
 from agentrl.sessions.store.store import Store
 from agentrl.types import Group, Message, Sampling, Session, Status, StepResult, Task
@@ -292,3 +292,29 @@ async def test_a_session_that_the_infrastructure_failed_has_its_next_attempt(tmp
         store.save(failed)
         group, _ = await run.generate(Cut(10**6), resumed=0)
         assert [session.attempt for session in group.sessions] == [1, 0, 0]
+
+
+class Indexed(dict[str, Any]):
+    """A mapping that is looked up, and never gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all keys are gone through")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
+def test_a_group_that_begins_again_looks_at_its_own_sessions_alone(tmp_path: Path) -> None:
+    """Each group of a resumed step went through the sessions of all of them."""
+    left = LeftSessions()
+    left._found = Indexed()
+    with Store(tmp_path / "s.db") as store:
+        for number in range(6):
+            group, sample = divmod(number, 2)
+            about = {"group": f"g{group}", "group_number": group, "sample": sample, "step": 3 + sample}
+            store.save(Session(f"s{number}", TASK, phase=TRAIN, seed=1, **about))  # type: ignore[arg-type]
+        left.find(store, 1, {"main": 0})
+        assert [left.begun(f"g{group}") for group in range(3)] == [None, 3, 3]
+        left.forget("g2")
+        found = [left.take(f"g{group}", 1, TASK, 1) for group in range(3)]
+    assert [each and each.session.id for each in found] == [None, "s3", None]
+    assert left.metrics() == {"resumed/lost": 2.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from agentrl.errors import InvalidInput, StoreError
 from agentrl.sessions.store import salvage
 from agentrl.sessions.store.integrity import checksum
 from agentrl.sessions.store.store import Store
-from agentrl.types import Session
+from agentrl.types import Session, Task
 from tests.sessions.test_store import small
 
 SESSIONS = 40
@@ -189,3 +190,21 @@ def test_a_checksum_sees_a_changed_value_and_where_it_stands(row: list[object], 
     if at < len(row):
         assert checksum([*row[:at], "other", *row[at + 1 :]]) != checksum(row) or row[at] == "other"
     assert checksum([*row, None]) != checksum(row)
+
+
+def test_a_check_of_a_large_store_takes_no_memory_for_its_file(tmp_path: Path) -> None:
+    """All of the file was read at once, and stores have many gigabytes."""
+    path = tmp_path / "s.db"
+    with Store(path) as store:
+        session = Session("s", Task(id="t", data={"text": "x" * 8_000_000}))
+        store.save(session)
+        session.task = Task(id="t")  # its pages stay in the file, and have nothing
+        store.save(session)
+    size = path.stat().st_size
+    tracemalloc.start()
+    report = salvage.check(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert report.ok
+    assert size > 8_000_000
+    assert peak < size / 4

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from agentrl.errors import InvalidInput, StoreError, UnknownName
 from agentrl.sessions.store.query import Between, Contains
 from agentrl.sessions.store.store import Store
-from agentrl.sessions.store.writing import SessionGrowth
+from agentrl.sessions.store.writing import Saving, SessionGrowth
 from agentrl.sessions.tree import tree
 from agentrl.types import FinishReason as Finish
 from agentrl.types import FunctionCall, Message, Sampling, Session, Status, Task, ToolCall, Turn, VersionSpan
@@ -405,3 +405,34 @@ def test_a_store_that_did_not_keep_which_tools_were_called_does_so_once_a_run_go
     with Store(tmp_path / "s.db") as store:
         store.save(calling("now", "look"))
         assert store.ids(tool="look") == ["before", "now"]
+
+
+def test_finding_a_session_by_its_id_reads_no_more_rows_where_there_are_more_sessions(tmp_path: Path) -> None:
+    """A viewer does so for each page of a session, of which a store may have a million."""
+    steps: dict[str, list[int]] = {}
+    for count in (10, 1000):
+        with Store(tmp_path / f"{count}.db") as store:
+            store.save_all([Saving(small(f"s{number}", 1)) for number in range(count)])
+            for id_, wanted in (("s7", "s7"), ("s3", ["s3", "nothere"]), (None, "nothere")):
+                taken = [0]
+
+                def count_step(taken: list[int] = taken) -> None:
+                    taken[0] += 1
+
+                store._db.set_progress_handler(count_step, 1)
+                found = store.find({"id": wanted}, limit=1).rows
+                store._db.set_progress_handler(None, 0)
+                assert [row.id for row in found] == ([] if id_ is None else [id_])
+                steps.setdefault(str(wanted), []).append(taken[0])
+    assert all(few == many for few, many in steps.values()), steps
+
+
+def test_a_filter_may_name_more_values_than_a_statement_has_parameters(tmp_path: Path) -> None:
+    """A step's digests are those of all its groups: with 32,767 of them the query was refused."""
+    with Store(tmp_path / "s.db") as store:
+        store.save_all([Saving(small(f"s{n}", 1, group=f"g{n % 3}", status=list(Status)[n % 2])) for n in range(6)])
+        more = [f"other{number}" for number in range(40_000)]
+        for name, of in (("id", "s1"), ("group", "g1")):
+            assert store.ids(**{name: [*more, of]}) == store.ids(**{name: [of]}) == store.ids(**{name: of})
+        assert store.ids(status=[Status.COMPLETED] * 600) == store.ids(status=Status.COMPLETED) != []
+        assert store.digests(group=[*more, "g2"]) == store.digests(group="g2") != {}

@@ -25,7 +25,8 @@ class ToolFaults:
 
     def __init__(self) -> None:
         self._playing: set[_Attempts] = set()
-        self._failed: set[_Attempts] = set()  # of these, what other sessions are compared with
+        self._failed: set[_Attempts] = set()  # of these
+        self._unanswered: dict[bool, set[_Attempts]] = {False: set(), True: set()}  # of these, by `called_tools`
         self._alone = 0
 
     @contextmanager
@@ -37,17 +38,27 @@ class ToolFaults:
             yield attempts
         finally:
             self._playing.remove(attempts)
-            self._failed.discard(attempts)
+            for some in (self._failed, *self._unanswered.values()):
+                some.discard(attempts)
             self.settle()
 
     def failed(self, attempts: _Attempts) -> None:
         """Note that the infrastructure failed an attempt of theirs."""
         self._failed.add(attempts)
+        if not attempts.others_answered:
+            self._unanswered[attempts.called_tools].add(attempts)
 
     def ended(self, session: Session) -> None:
-        """Note how an attempt at any session ended."""
-        for attempts in self._failed:
-            attempts.compare(session)
+        """Note how an attempt at any session ended: where it was answered, so is what failed in other groups by then.
+
+        Each of those is looked at once, however many sessions end, but for those of the session's own group.
+        """
+        for called_tools in _answers(session):
+            unanswered = self._unanswered[called_tools]
+            for attempts in [each for each in unanswered if each.is_of_other_group(session)]:
+                unanswered.discard(attempts)
+                attempts.others_answered = True
+                attempts.settle()
 
     def found_alone(self) -> None:
         """Note a session that failed while others were answered."""
@@ -71,24 +82,29 @@ class _Attempts:
 
     Attributes:
         waiting: what it waits for before its last attempt; None where it does not wait.
+        others_answered: a session of another group shows that what the first attempt failed by works.
     """
 
     def __init__(self, faults: ToolFaults) -> None:
         self.waiting: asyncio.Future[None] | None = None
         self._faults = faults
         self._lost: list[Session] = []
-        self._others_answered = False
+        self.others_answered = False
+
+    @property
+    def called_tools(self) -> bool:
+        """True where the first attempt called tools, which only a session whose tools answered clears."""
+        return bool(self._lost[0].counters.get("tool_calls"))
+
+    def is_of_other_group(self, session: Session) -> bool:
+        """Return whether a session is not of the group that the attempts are of."""
+        own = self._lost[0]
+        return (session.phase, session.group_number) != (own.phase, own.group_number)
 
     def lost(self, session: Session) -> None:
         """Note an attempt that the infrastructure failed."""
         self._lost.append(session)
         self._faults.failed(self)
-
-    def compare(self, session: Session) -> None:
-        """Note where another session shows that the infrastructure works which this one failed by."""
-        if _clears(session, self._lost[0]):
-            self._others_answered = True
-            self.settle()
 
     def settle(self) -> None:
         if self.waiting is not None and not self.waiting.done():
@@ -104,25 +120,24 @@ class _Attempts:
         """
         if not self._lost or len(self._lost) < retries or not all(IN_TOOLS in lost.counters for lost in self._lost):
             return False
-        if not self._others_answered:
+        if not self.others_answered:
             self.waiting = asyncio.get_running_loop().create_future()
             self._faults.settle()
             await asyncio.wait({self.waiting}, timeout=max(seconds, 0.0))
             self.waiting = None
-        if self._others_answered:
+        if self.others_answered:
             self._faults.found_alone()
-        alone = self._others_answered or self._faults.presume_alone()
+        alone = self.others_answered or self._faults.presume_alone()
         if alone:
             following.count(TOOL_FAULTS, len(self._lost))
         return alone
 
 
-def _clears(session: Session, suspect: Session) -> bool:
-    """True where a session of another group was answered by its tools."""
-    if (session.phase, session.group_number) == (suspect.phase, suspect.group_number):
-        return False
+def _answers(session: Session) -> Iterator[bool]:
+    """Yield which attempts' failures a session clears, by whether they had called tools."""
     if session.status in (Status.INFRA_ERROR, Status.ABORTED) or IN_TOOLS in session.counters:
-        return False
-    if not suspect.counters.get("tool_calls"):
-        return session.turns > 0
-    return session.counters.get("tool_calls", 0) > session.counters.get("tool_errors", 0)
+        return
+    if session.turns > 0:
+        yield False
+    if session.counters.get("tool_calls", 0) > session.counters.get("tool_errors", 0):
+        yield True

@@ -154,7 +154,7 @@ class Admission:
         finally:
             if alone:
                 failing.end_last_attempt()
-            await self._roster.notify()
+            await self._roster.request_ended()
 
     def succeeded(self, request_id: str) -> None:
         """A request's turn has come; whatever it did before is forgotten."""

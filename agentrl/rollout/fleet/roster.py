@@ -66,7 +66,7 @@ class Roster:
 
     Attributes:
         members: by name.
-        changed: notified whenever a member's state or its requests change.
+        changed: notified whenever a member's state changes, and of requests' ends where `drain` waits for them.
         moving: held while versions change, so that no member comes into use half-way.
         lost: how often a member was lost.
         gpus_free: set while the trainer does not compute on the GPUs that it shares with colocated members.
@@ -80,7 +80,7 @@ class Roster:
         self.changed, self.moving = asyncio.Condition(), asyncio.Lock()
         self.gpus_free = asyncio.Event()
         self.gpus_free.set()
-        self.lost, self.closed, self._begun, self._numbers = 0, False, False, 0
+        self.lost, self.closed, self._begun, self._numbers, self._draining = 0, False, False, 0, 0
         self._makers: dict[str, MakeEngine] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -116,8 +116,12 @@ class Roster:
         member = self._find(name)
         await self.set(member, MemberState.DRAINING)
         member.recall()
-        async with self.changed:
-            await self.changed.wait_for(lambda: not member.open or member.state is not MemberState.DRAINING)
+        self._draining += 1
+        try:
+            async with self.changed:
+                await self.changed.wait_for(lambda: not member.open or member.state is not MemberState.DRAINING)
+        finally:
+            self._draining -= 1
 
     async def remove(self, name: str) -> None:
         """Drain an engine, close and forget it."""
@@ -170,6 +174,11 @@ class Roster:
         async with self.changed:
             member.state = state
             self.changed.notify_all()
+
+    async def request_ended(self) -> None:
+        """Let `drain` look again; requests that wait to be admitted, thousands perhaps, are not woken up for it."""
+        if self._draining:
+            await self.notify()
 
     async def notify(self) -> None:
         """Wake up the tasks that wait for a change."""

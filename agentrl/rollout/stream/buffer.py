@@ -96,13 +96,14 @@ class Buffer:
     begun: dict[int, Group] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     priority: Callable[[Group], float] | None = None
+    _late: tuple[int, int] | None = field(default=None, init=False)  # of the next so many groups, one under way
 
     def begin(self, group: Group) -> None:
         """A group is begun; InvalidInput where a group of that number is in the buffer already."""
         if group.number in self.begun:
             attempt = self.begun[group.number].attempt
             raise InvalidInput(f"group {group.number} is in the buffer already, as attempt {attempt}")
-        self.begun[group.number] = group
+        self.begun[group.number], self._late = group, None
 
     def put(self, group: Group) -> None:
         """A group has ended; InvalidInput where it was not begun, or has ended before."""
@@ -120,9 +121,14 @@ class Buffer:
         return numbers[:count]
 
     def ready(self, count: int, order: Order = "number") -> bool:
-        """Return whether the next `count` groups have ended."""
-        numbers = self.next(count, order)
-        return len(numbers) == count and self.finished.issuperset(numbers)
+        """Return whether the next `count` groups have ended; all numbers are looked at only where one more may have."""
+        if len(self.finished) < count or order == "ready":
+            return len(self.finished) >= count
+        if self._late is not None and self._late[0] == count and self._late[1] not in self.finished:
+            return False
+        late = [number for number in self.next(count) if number not in self.finished]
+        self._late = (count, late[-1]) if late else None
+        return not late
 
     def take(self, count: int, order: Order = "number") -> list[Group] | None:
         """The next `count` groups, once all of them have ended; else None."""
@@ -131,4 +137,5 @@ class Buffer:
     def drop(self, number: int) -> Group:
         """Take a group out, ended or not."""
         self.finished.discard(number)
+        self._late = None
         return self.begun.pop(number)

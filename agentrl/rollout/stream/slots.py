@@ -19,7 +19,7 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._begun: dict[int, float] = {}
+        self._begun: dict[int, float] = {}  # in the order of their beginnings
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
 
@@ -35,7 +35,8 @@ class Slots:
 
     def oldest(self) -> float:
         """Return the seconds since the oldest session under way began; 0 where there is none."""
-        return time.monotonic() - min(self._begun.values()) if self._begun else 0.0
+        now = time.monotonic()
+        return now - next(iter(self._begun.values()), now)
 
     @asynccontextmanager
     async def slot(self, priority: int, deadline: float | None = None) -> AsyncIterator[bool]:

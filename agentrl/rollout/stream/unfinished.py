@@ -101,7 +101,7 @@ class LeftSessions:
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    _found: dict[tuple[str, int], tuple[Store, Summary]] = field(default_factory=dict)
+    _found: dict[str, dict[int, tuple[Store, Summary]]] = field(default_factory=dict)  # by group, by sample
 
     def find(self, store: Store, first: int, versions: Mapping[str, int]) -> None:
         """Find the sessions of training groups from number `first` on; those of lost weights are deleted.
@@ -134,26 +134,26 @@ class LeftSessions:
                 return
 
     def _keep(self, store: Store, row: Summary) -> None:
-        known = self._found.get((row.group, row.sample))
-        if known is None or known[1].attempt < row.attempt:
-            self._found[row.group, row.sample] = store, row
+        members = self._found.setdefault(row.group, {})
+        if row.sample not in members or members[row.sample][1].attempt < row.attempt:
+            members[row.sample] = store, row
 
     def begun(self, group: str) -> int | None:
         """The step that a group was begun in, from 0; None where it has no sessions here."""
-        steps = [row.step for (name, _), (_, row) in self._found.items() if name == group and row.step is not None]
+        steps = [row.step for _, row in self._found.get(group, {}).values() if row.step is not None]
         return min(steps, default=None)
 
     def forget(self, group: str) -> None:
         """Forget a group, which begins anew."""
-        for key in [key for key in self._found if key[0] == group]:
-            del self._found[key]
-            self.counts["lost"] += 1
+        if members := self._found.pop(group, None):
+            self.counts["lost"] += len(members)
 
     def take(self, group: str, sample: int, task: Task, seed: int) -> Left | None:
         """Return what there is of a session; None where it begins anew."""
-        if (group, sample) not in self._found:
+        found = self._found.get(group, {}).pop(sample, None)
+        if found is None:
             return None
-        store, row = self._found.pop((group, sample))
+        store, row = found
         session = store.load(row.id)
         if session.seed != seed or not same_task(session.task, task):
             return None  # the sampler chose otherwise

@@ -69,7 +69,7 @@ class Leases:
     def __init__(self, connection: Callable[[], Connection]) -> None:
         self._connection = connection
         self._engines: dict[tuple[str, str], tuple[int, asyncio.Task[EngineClient]]] = {}
-        self._kept: dict[tuple[str, str], list[HeldLease]] = {}
+        self._kept: dict[str, dict[str, list[HeldLease]]] = {}  # by session, by policy
         self._started: OrderedDict[str, int] = OrderedDict()
         self._progressed: dict[int, tuple[HeldLease, int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -125,10 +125,12 @@ class Leases:
 
     def _take(self, policy: str, session: str) -> HeldLease | None:
         """A lease that the session has kept, if it has one that it may use."""
-        kept = self._kept.pop((policy, session), [])
-        usable = [held for held in kept if held.usable]
+        policies = self._kept.get(session, {})
+        usable = [held for held in policies.pop(policy, []) if held.usable]
         if len(usable) > 1:
-            self._kept[policy, session] = usable[:-1]
+            policies[policy] = usable[:-1]
+        if not policies:
+            self._kept.pop(session, None)
         return usable[-1] if usable else None
 
     def _end(self, held: HeldLease, request_id: str) -> None:
@@ -139,19 +141,22 @@ class Leases:
         if not held.turn_came or held.lease.single or not held.usable:
             held.give_back()
             return
-        key = held.policy, session_of(request_id)
-        self._kept.setdefault(key, []).append(held)
+        session = session_of(request_id)
+        self._kept.setdefault(session, {}).setdefault(held.policy, []).append(held)
         held.turn_came, held.turns = False, held.turns + 1
-        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._give_back_unused, key, held, held.turns)
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._give_back_unused, session, held, held.turns)
 
-    def _give_back_unused(self, key: tuple[str, str], held: HeldLease, turns: int) -> None:
+    def _give_back_unused(self, session: str, held: HeldLease, turns: int) -> None:
         """Give back a lease by which nothing was generated since it was kept."""
-        kept = self._kept.get(key, [])
+        policies = self._kept.get(session, {})
+        kept = policies.get(held.policy, [])
         if held in kept and held.turns == turns:
             held.give_back()
             kept.remove(held)
             if not kept:
-                del self._kept[key]
+                del policies[held.policy]
+            if not policies:
+                del self._kept[session]
 
     @contextmanager
     def session(self, session: str) -> Iterator[None]:
@@ -163,8 +168,8 @@ class Leases:
 
     def session_over(self, session: str) -> None:
         """Give back what a session has kept."""
-        for key in [key for key in self._kept if key[1] == session]:
-            for held in self._kept.pop(key):
+        for kept in self._kept.pop(session, {}).values():
+            for held in kept:
                 held.give_back()
 
     # ---------------------------------------------------------------------------------------- engines
@@ -209,7 +214,7 @@ class Leases:
 
     async def close(self) -> None:
         """Close the connections to engines. Idempotent."""
-        for session in {session for _, session in self._kept}:
+        for session in list(self._kept):
             self.session_over(session)
         opened = [opening for _, opening in self._engines.values()]
         self._engines.clear()

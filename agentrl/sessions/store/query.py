@@ -27,6 +27,8 @@ session's), `tool` (one that it called), `reward/NAME`, and `where`: conditions 
 hold; see `expressions`.
 """
 WHERE = "where"
+MOST_PARAMETERS = 500
+"""Values of a filter that are parameters each; SQLite takes 999 in all, or 32,766."""
 OF_SESSION = {
     "agent": ("value", "SELECT 1 FROM json_each(agents) WHERE"),
     "tool": ("tool", "SELECT 1 FROM calls WHERE calls.session = summaries.session AND"),
@@ -138,6 +140,9 @@ def condition(filters: Filters) -> tuple[str, list[Any]]:
         elif name in OF_SESSION:
             expression, where = OF_SESSION[name]
             tests = [(f"EXISTS ({where} {part})", given) for part, given in _tests(expression, wanted)]
+        elif name == "id" and isinstance(wanted, str | list | tuple | set | frozenset):  # which has no index here
+            found_ids = _tests("id", wanted)
+            tests = [(f"session IN (SELECT key FROM sessions WHERE {part})", given) for part, given in found_ids]
         else:
             expression, names = _expression(name)
             sign = "+" if indexed and name in ("phase", "status") else ""
@@ -160,6 +165,9 @@ def _tests(expression: str, wanted: Any) -> list[tuple[str, list[Any]]]:
     if isinstance(wanted, Without):
         return [(f"{expression} IS NOT ?", [wanted.value])]
     if isinstance(wanted, list | tuple | set | frozenset):
+        if len(wanted) > MOST_PARAMETERS:
+            values = orjson.dumps(list(map(_value, wanted))).decode()
+            return [(f"{expression} IN (SELECT value FROM json_each(?))", [values])]
         return [(f"{expression} IN ({', '.join('?' * len(wanted))})", list(map(_value, wanted)))]
     return [(f"{expression} = ?", [_value(wanted)])]
 

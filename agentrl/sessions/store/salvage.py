@@ -23,7 +23,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.summary import COLUMNS, SELECTED, Totals, values
 from agentrl.types import Session
 
-WAL_HEADER, FRAME_HEADER = 32, 24
+HEADER, WAL_HEADER, FRAME_HEADER = 100, 32, 24
 """Lengths in bytes; see https://www.sqlite.org/fileformat2.html#the_write_ahead_log."""
 SHOWN = 20
 
@@ -159,15 +159,16 @@ def _wrong_summary(db: sqlite3.Connection, key: int, session: Session) -> str:
 
 def _repair(copy: Path) -> list[str]:
     """Make a copy readable as far as possible; returns what was wrong with it."""
-    faults = []
-    data = copy.read_bytes()
+    faults, size = [], copy.stat().st_size
+    with copy.open("rb") as file:
+        data = file.read(HEADER)
     page = int.from_bytes(data[16:18], "big")
     page = 65536 if page == 1 else page
     if data[:16] != b"SQLite format 3\0" or page < 512 or page & (page - 1):
         raise sqlite3.DatabaseError("its first bytes are not a database's")
     pages = int.from_bytes(data[28:32], "big")
-    if data[24:28] == data[92:96] and len(data) < pages * page:  # else the number is not maintained
-        faults.append(f"the file is truncated: {len(data)} of {pages * page} bytes")
+    if data[24:28] == data[92:96] and size < pages * page:  # else the number is not maintained
+        faults.append(f"the file is truncated: {size} of {pages * page} bytes")
         with copy.open("ab") as file:
             file.truncate(pages * page)
     log = Path(f"{copy}-wal")

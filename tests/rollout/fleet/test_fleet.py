@@ -554,3 +554,37 @@ async def test_a_mode_that_the_engines_lack_is_refused_by_name(folder: Path) -> 
 def test_a_fleet_needs_engines() -> None:
     with pytest.raises(InvalidInput, match="at least one"):
         Fleet([], None, FleetConfig())  # type: ignore[arg-type]
+
+
+async def test_requests_that_end_wake_up_none_of_those_that_wait_for_a_publication(fleet: Fleet) -> None:
+    """Each end woke up all of them: a pause with thousands of sessions under way took minutes of the event loop."""
+    await fleet.start()
+    admission, looked, count = fleet.admission, 0, 40
+    admitting = admission._admitting
+
+    def counted() -> bool:
+        nonlocal looked
+        looked += 1
+        return admitting()
+
+    admission._admitting = counted  # type: ignore[method-assign]
+    ends = asyncio.Event()
+
+    async def request(number: int, until: asyncio.Event | None = None) -> None:
+        async with admission.attempt(f"s{number}/0", lambda: b"", time.monotonic() + PATIENCE, None):
+            if until is not None:
+                await until.wait()
+
+    under_way = [asyncio.create_task(request(number, ends)) for number in range(count)]
+    await until(lambda: looked == count)
+    admission.paused = True
+    waiting = [asyncio.create_task(request(count + number)) for number in range(count)]
+    await until(lambda: looked >= 3 * count)  # each asks, and asks again as it begins to wait
+    ends.set()
+    await asyncio.gather(*under_way)
+    await asyncio.sleep(0)
+    assert looked <= 4 * count
+    admission.paused = False
+    await fleet._roster.notify()
+    await asyncio.gather(*waiting)
+    assert looked <= 6 * count
