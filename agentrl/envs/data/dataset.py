@@ -34,7 +34,7 @@ EVAL_WORDS = {word for words in WORDS["eval"] for word in words}
 SHOWN = 5
 """Files that a note names."""
 ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
-"""What the library `datasets` writes about a data set beside its rows, and beside `state.json`."""
+"""Files that the library `datasets` writes about a data set beside its rows, and beside `state.json`."""
 SPLIT_WORDS = EVAL_WORDS.union(*WORDS["train"])
 
 
