@@ -182,7 +182,7 @@ def _members(env: Env, who: Any, where: str) -> tuple[str, ...]:
 
 
 def _messages(value: Any, where: str) -> list[Message]:
-    """What an environment gave, as messages, whose images can be read."""
+    """Return what an environment gave as messages, whose images can be read."""
     try:
         messages = as_messages(value)
     except TypeError as error:
