@@ -113,3 +113,9 @@ async def test_an_exception_whose_own_words_raise_is_told_all_the_same() -> None
     assert words(Unspeakable()) == "Unspeakable: its __str__ raised SystemExit"
     assert await called(Unspeakable()) == f"Error: {words(Unspeakable())}"
     assert await asyncio.wait_for(called(Unspeakable(), model_errors=(ConnectionError,)), 10)
+
+
+async def test_a_group_of_exceptions_is_told_with_what_is_in_it() -> None:
+    """Of a TaskGroup 'unhandled errors (1 sub-exception)' said nothing of what had failed."""
+    group = ExceptionGroup("unhandled", [KeyError("x"), ValueError("y")])
+    assert await called(group) == "Error: ExceptionGroup: unhandled (2 sub-exceptions): KeyError: 'x'; ValueError: y"

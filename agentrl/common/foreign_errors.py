@@ -38,6 +38,9 @@ TIMEOUTS = frozenset(
 )
 """Libraries' classes of time-outs."""
 
+GROUPED = 3
+"""Exceptions of a group that its text names."""
+
 
 def is_foreign(error: BaseException) -> bool:
     """Return whether other people's code has failed with it: every exception, exit(), a panic of a Rust library.
@@ -106,8 +109,10 @@ def is_one_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> b
 
 
 def words(error: BaseException) -> str:
-    """The exception's class and what it says, whatever its own methods do."""
+    """The exception's class and what it says, whatever its own methods do; of a group also what is in it."""
     text = text_of(error)
+    if isinstance(error, BaseExceptionGroup):
+        text = f"{text}: {'; '.join(map(words, error.exceptions[:GROUPED]))}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -84,16 +84,29 @@ def safe_json(value: Any, *, whole: bool = False, integers: bool = False, depth:
     return safe_repr(value)[:SHOWN] if whole else value
 
 
-def read_json(text: str | bytes) -> Any:
+def read_json(text: str | bytes, objects: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """JSON from outside.
+
+    Args:
+        text: as it was written.
+        objects: makes each object of its keys and values; None is a dict, in which the last of equal keys counts.
 
     Raises:
         ValueError: it is no JSON, or nests too deeply for the decoder.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=objects)
     except RecursionError:
         raise ValueError("the JSON nests too deeply") from None
+
+
+def one_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; ValueError where it has a key twice, of which only one could be read."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        raise ValueError(f"the key {twice!r} is there twice: only one could be read")
+    return found
 
 
 def _key(key: Any) -> str:

@@ -49,7 +49,9 @@ class blamed(AbstractContextManager[None]):
             return
         where = f"{type(self._env.unwrapped).__name__}.{self._method}"
         if isinstance(error, ValidationError):
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            problems = "; ".join(
+                ": ".join([*filter(None, [".".join(map(str, e["loc"]))]), e["msg"]]) for e in error.errors()
+            )
             what = "task" if self._method in ("tasks", "brief", "fixtures") else "message"
             raise EnvError(f"{where} gave something that is not a {what}: {problems}") from error
         if isinstance(error, NotImplementedError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import logging
 import random
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -25,11 +26,12 @@ from agentrl.envs.context import Messages as Messages
 from agentrl.envs.context import context_of
 from agentrl.envs.reward_marks import FinalReward as FinalReward
 from agentrl.envs.reward_marks import RewardMark as RewardMark
-from agentrl.envs.reward_marks import members, reward_marks
+from agentrl.envs.reward_marks import members, reward_mark, reward_marks
 from agentrl.envs.reward_marks import reward as reward
 from agentrl.envs.reward_marks import reward_value as reward_value
 from agentrl.envs.state import resolve
-from agentrl.errors import EnvError, StateUnsupported
+from agentrl.errors import EnvError, InvalidInput, StateUnsupported
+from agentrl.tools.marks import find_lost
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import mark_of
 from agentrl.types import AGENT, FunctionCall, Message, StepResult, Task, ToolCall
@@ -37,6 +39,7 @@ from agentrl.types import AGENT, FunctionCall, Message, StepResult, Task, ToolCa
 if TYPE_CHECKING:
     from agentrl.envs.fixtures import Fixture
 
+_log = logging.getLogger(__name__)
 _JSON = json.JSONEncoder(ensure_ascii=False)
 
 
@@ -315,7 +318,38 @@ class Env:
 @lru_cache(maxsize=256)  # every episode asks, mostly of the same few classes
 def _tool_names(cls: type) -> tuple[str, ...]:
     """The names of a class's `@tool` methods, base classes first."""
-    return tuple(name for name, member in members(cls).items() if mark_of(member) is not None)
+    found = tuple(name for name, member in members(cls).items() if mark_of(member) is not None)
+    _check_marks(cls, found, lost_tools(cls), "@tool")
+    return found
+
+
+@lru_cache(maxsize=256)
+def _reward_marks(cls: type) -> dict[str, RewardMark]:
+    """Return `reward_marks`, checked."""
+    found = reward_marks(cls)
+    _check_marks(cls, found, lost_rewards(cls), "@reward")
+    return found
+
+
+def lost_tools(cls: type) -> list[str]:
+    """Say how methods of a class have lost their `@tool`."""
+    return find_lost(cls, mark_of, "@agentrl.tool")
+
+
+def lost_rewards(cls: type) -> list[str]:
+    """Say how methods of a class have lost their `@reward`."""
+    return find_lost(cls, reward_mark, "@agentrl.reward")
+
+
+def _check_marks(cls: type, names: Iterable[str], lost: Sequence[str], mark: str) -> None:
+    """Warn of lost marks; refuse marked methods that take the place of those that agentrl calls itself."""
+    for words in lost:
+        _log.warning("%s", words)
+    if taken := next((name for name in names if name in vars(Env)), None):
+        raise InvalidInput(
+            f"{cls.__name__}.{taken} is marked {mark} and takes the place of Env.{taken}, which agentrl itself uses: "
+            f"call the method otherwise ({mark}(name={taken!r}) keeps its name)"
+        )
 
 
 def reward_methods(env: Env) -> list[FinalReward]:
@@ -325,7 +359,7 @@ def reward_methods(env: Env) -> list[FinalReward]:
     """
     env, added = env.unwrapped, context_of(env.unwrapped).added_rewards
     replaced = {mark.name for mark, _ in added}
-    marks = reward_marks(type(env))  # type: ignore[arg-type]  # as for tools
+    marks = _reward_marks(type(env))  # type: ignore[arg-type]  # as for tools
     return [(mark, getattr(env, name)) for name, mark in marks.items() if mark.name not in replaced] + list(added)
 
 

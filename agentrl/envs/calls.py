@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
@@ -61,8 +61,22 @@ def tasks(env: Env, split: str = "train", start: int = 0) -> Iterator[Task]:
     """
     _check_split(env, split)
     with blamed(env, "tasks"):
-        for index, task in enumerate(islice(env.tasks(split), start, None), start):
+        for index, task in enumerate(islice(list_tasks(env, split), start, None), start):
             yield _as_task(env, split, index, task)
+
+
+def list_tasks(env: Env, split: str) -> Iterable[Any]:
+    """A split's tasks as the environment has them; EnvError where it gave no such thing."""
+    found: Any = env.tasks(split)
+    where = f"{type(env.unwrapped).__name__}.tasks"
+    if inspect.iscoroutine(found) or inspect.isasyncgen(found):
+        if inspect.iscoroutine(found):
+            found.close()
+        raise EnvError(f"{where} is async; a plain method is wanted, which returns or yields the tasks")
+    if isinstance(found, str | Mapping) or not (hasattr(found, "__iter__") or hasattr(found, "__getitem__")):
+        raise EnvError(f"{where}({split!r}) returned {show_value(found)}, not a list or an iterator of tasks")
+    tasks: Iterable[Any] = found
+    return tasks
 
 
 def task(env: Env, split: str, index: int, value: Any) -> Task:
@@ -150,7 +164,7 @@ def _by_agent(env: Env, value: Any, where: str) -> dict[str, list[Message]]:
         raise EnvError(
             f"{where} gave {show_value(value)}; expected messages by agent (agents: {', '.join(env.agents)})"
         )
-    return {_check_agent(env, agent, where): _check_images(as_messages(each), where) for agent, each in value.items()}
+    return {_check_agent(env, agent, where): _messages(each, where) for agent, each in value.items()}
 
 
 def _check_agent(env: Env, agent: Any, where: str) -> str:
@@ -167,8 +181,12 @@ def _members(env: Env, who: Any, where: str) -> tuple[str, ...]:
     return tuple(_check_agent(env, agent, f"{type(env.unwrapped).__name__}.teams[{who!r}]") for agent in team)
 
 
-def _check_images(messages: list[Message], where: str) -> list[Message]:
-    """The messages, whose images can be read."""
+def _messages(value: Any, where: str) -> list[Message]:
+    """Return what an environment gave as messages, whose images can be read."""
+    try:
+        messages = as_messages(value)
+    except TypeError as error:
+        raise EnvError(f"{where} gave {show_value(value)}, which is not a message: {error}") from error
     for message in messages:
         for url in message.images:
             try:
@@ -209,8 +227,11 @@ async def step(env: Env, message: Message) -> StepResult:
         await faults.async_point("env.step")
         if not isinstance(result, StepResult):
             raise EnvError(f"{name}.step returned {show_value(result)}, not a StepResult")
-        result.messages = _check_images(as_messages(result.messages), f"{name}.step")
+        result.messages = _messages(result.messages, f"{name}.step")
         result.others = _by_agent(env, result.others, f"{name}.step")
+        ends: tuple[Any, Any] = result.terminated, result.truncated
+        if odd := next((end for end in ends if isinstance(end, str)), None):
+            raise EnvError(f"{name}.step gave terminated or truncated = {odd!r}, a text; expected True or False")
         if isinstance(result.next, str):
             result.next = (result.next,)
         if result.next is not None and (not result.next or len({*result.next}) < len(result.next)):

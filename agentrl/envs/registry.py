@@ -11,6 +11,8 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeGuard, get_type_hints
 
 from pydantic import ValidationError
@@ -197,13 +199,27 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
             raise EnvError(f"environment {label!r} can't be built: {type(error).__name__}: {error}") from error
         if not isinstance(env, Env):
             raise EnvError(f"environment {label!r} gave {type(env).__name__}, which is no agentrl.Env")
-        splits: Any = env.splits
-        if isinstance(splits, str) or not splits:
-            name = type(env.unwrapped).__name__
-            raise EnvError(f"{name}.splits is {splits!r}; it must be a tuple of names, as in ('train', 'eval')")
+        _check_attributes(env)
         return env
 
     return build
+
+
+def _check_attributes(env: Env) -> None:
+    """Refuse an instance whose attributes would be read as others than are meant; EnvError names one."""
+    from agentrl.tools.registry import ToolRegistry
+
+    cls = type(env.unwrapped)
+    for name, example in (("splits", ("train", "eval")), ("agents", ("buyer", "seller")), ("stop_strings", ("</a>",))):
+        given: Any = getattr(env, name)
+        if isinstance(given, str) or not (given or name == "stop_strings"):
+            raise EnvError(f"{cls.__name__}.{name} is {given!r}; it must be a tuple of names, as in {example}")
+    turns: Any = getattr(env, "max_turns", None)  # a property may need an episode
+    if turns is not None and (isinstance(turns, bool) or not isinstance(turns, Integral) or turns < 1):
+        raise EnvError(f"{cls.__name__}.max_turns is {turns!r}; it must be a whole number from 1 on, or None")
+    tools = vars(env).get("tools", inspect.getattr_static(type(env), "tools"))
+    if not isinstance(tools, ToolRegistry | cached_property | property):
+        raise EnvError(f"{cls.__name__}.tools is {tools!r:.80}, but holds its tools: self.tools.add(function) adds one")
 
 
 def _read_switches(signature: Signature, given: dict[str, Any]) -> dict[str, Any]:

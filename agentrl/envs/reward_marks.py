@@ -108,8 +108,13 @@ def reward(
 @lru_cache(maxsize=256)
 def reward_marks(cls: type) -> dict[str, RewardMark]:
     """Return the marks of a class's `@reward` methods by the methods' names, base classes first."""
-    marks = {name: getattr(member, MARK, None) for name, member in members(cls).items()}
-    return {name: mark for name, mark in marks.items() if isinstance(mark, RewardMark)}
+    return {name: mark for name, member in members(cls).items() if (mark := reward_mark(member)) is not None}
+
+
+def reward_mark(function: Any) -> RewardMark | None:
+    """The mark that `@reward` set, or None."""
+    mark = getattr(function, MARK, None)
+    return mark if isinstance(mark, RewardMark) else None
 
 
 def members(cls: type) -> dict[str, Any]:

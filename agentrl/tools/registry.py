@@ -14,7 +14,7 @@ import inspect
 import json
 import logging
 import re
-from collections import Counter, deque
+from collections import Counter, UserList, deque
 from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from enum import StrEnum
 from typing import Any
@@ -40,7 +40,7 @@ from agentrl.errors import (
 )
 from agentrl.tools.effects import Effects
 from agentrl.tools.tool import SandboxProvider, Tool
-from agentrl.types import Message, Part, ToolCall, parse_arguments
+from agentrl.types import Message, Part, StepResult, ToolCall, parse_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ UNKNOWN = "(unknown)"
 """The name in traces of what a model called and is no tool: it may be any text."""
 LEFT_OUT = re.compile(r"\n\[… (\d+) characters left out …\]\n")
 """The note at the cut."""
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+>$")
-"""The end of the text of an object that has none of its own."""
+_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9A-Fa-f]+")
+"""In the text of an object that has none of its own, or holds one."""
 _PARTS = TypeAdapter(list[Part])
 _reported: set[tuple[str, type[BaseException]]] = set()
 
@@ -263,11 +263,10 @@ def _content(result: Any) -> str | list[Part]:
         return _clean(result)
     if result is None:
         return ""
-    if isinstance(result, Part):
-        return [result]
-    if isinstance(result, list) and result and all(isinstance(item, Part) for item in result):
-        return _PARTS.validate_python(result)
-    if isinstance(result, BaseModel):
+    pieces = result if isinstance(result, list | tuple) else [result]
+    if any(map(_is_part, pieces)):
+        return _PARTS.validate_python([each if _is_part(each) else _text_beside_images(each) for each in pieces])
+    if isinstance(result, BaseModel) and not isinstance(result, Message):
         return _clean(result.model_dump_json())
     try:
         return _clean(json.dumps(result, ensure_ascii=False, default=_plain))
@@ -275,16 +274,36 @@ def _content(result: Any) -> str | list[Part]:
         return _clean(json.dumps(safe_json(result, whole=True), ensure_ascii=False))
 
 
+def _is_part(value: Any) -> bool:
+    """Return whether a value is a part of a message, or a PIL image."""
+    return isinstance(value, Part) or any(
+        kind.__name__ == "Image" and kind.__module__.partition(".")[0] == "PIL" for kind in type(value).__mro__
+    )
+
+
+def _text_beside_images(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"the tool gave a {type(value).__name__} in a list with images: texts are allowed beside them")
+    return _clean(value)
+
+
 def _plain(value: Any) -> Any:
     """Return the plain form of a value that JSON lacks, else its text; ValueError where that says nothing."""
+    if isinstance(value, StepResult | Message):
+        raise ValueError(
+            f"the tool gave a {type(value).__name__}: return the text that the model gets; self.earn(reward) and "
+            "self.end() say the rest"
+        )
+    if _is_part(value):
+        raise ValueError("the tool gave an image within other data: return it alone, or in a list with texts")
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, deque | KeysView | ValuesView | ItemsView):
+    if isinstance(value, deque | range | UserList | KeysView | ValuesView | ItemsView):
         return list(value)
     if (found := plain(value)) is not value:
         return found
     text = str(value)
-    if _ADDRESS.search(text):
+    if isinstance(value, type) or inspect.isroutine(value) or _ADDRESS.search(text):
         kind = type(value).__name__
         raise ValueError(f"the tool gave a {kind}, which has no text: return text, numbers, lists or mappings")
     return text

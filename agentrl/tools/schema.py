@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError
 
 from agentrl.common.untrusted import safe_repr
 from agentrl.errors import InvalidInput, nearest
@@ -31,6 +34,15 @@ class _Untitled(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+    def encode_default(self, dft: Any) -> Any:
+        """A default as JSON; one that is no JSON is left out with pydantic's warning: NaN and infinity are none too."""
+        found = super().encode_default(dft)
+        try:
+            json.dumps(found, allow_nan=False)
+        except ValueError as error:
+            raise PydanticSerializationError(str(error)) from None
+        return found
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,7 @@ class Signature:
         """
         where = getattr(function, "__qualname__", repr(function))
         try:
-            hints = typing.get_type_hints(find_source(function), include_extras=True)
+            hints = _hints(find_source(function))
         except Exception as error:
             raise InvalidInput(f"{where}: a type hint can't be resolved: {error}") from None
         given = function.keywords if isinstance(function, functools.partial) else ()
@@ -96,7 +108,8 @@ class Signature:
                 is_open = True
             elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 description = (descriptions or {}).get(name, "")
-                parameters.append(Parameter(name, hints.get(name, Any), parameter.default, description))
+                hint = _with_default(hints.get(name, Any), parameter.default)
+                parameters.append(Parameter(name, hint, parameter.default, description))
             else:
                 raise InvalidInput(f"{where}: parameter {str(parameter)!r} can't be given by name; spell it out")
         return cls(tuple(parameters), is_open)
@@ -164,6 +177,30 @@ class Signature:
 
     def _list(self, prefix: str) -> str:
         return ", ".join(prefix + name for name in self.names) or "none"
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """A callable's type hints, which may name a class that is written within the method's own."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError:
+        owner: Any = sys.modules.get(getattr(function, "__module__", None) or "")
+        for part in getattr(function, "__qualname__", "").split(".")[:-1]:
+            owner = getattr(owner, part, None)
+        if not isinstance(owner, type):
+            raise
+        return typing.get_type_hints(function, localns=dict(vars(owner)), include_extras=True)
+
+
+def _with_default(hint: Any, default: Any) -> Any:
+    """The type of a parameter, which takes None where that is its default: `limit: int = None` is often written."""
+    bare = hint.__origin__ if typing.get_origin(hint) is typing.Annotated else hint
+    if default is not None or bare in (Any, object, None, type(None)) or type(None) in typing.get_args(bare):
+        return hint
+    try:
+        return hint | None
+    except TypeError:  # what is no type, which pydantic says something of
+        return hint
 
 
 def as_function(target: Any, mark: str) -> Any:

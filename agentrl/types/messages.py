@@ -215,10 +215,17 @@ def parse_arguments(call: ToolCall) -> dict[str, Any]:
 
 def as_messages(value: str | Message | Mapping[str, Any] | Iterable[Any]) -> list[Message]:
     """Messages from what an environment may return: text (a user message), a message, a dict, or a list of them."""
-    if isinstance(value, str):
-        return [Message(role="user", content=value)]
+    if isinstance(value, str | bytes | Message | Mapping) or not isinstance(value, Iterable):
+        return [_as_message(value)]
+    return [_as_message(each) for each in value]
+
+
+def _as_message(value: Any) -> Message:
     if isinstance(value, Message):
-        return [value]
-    if not isinstance(value, list) and isinstance(value, Mapping):
-        return [Message.model_validate(value)]
-    return [each if isinstance(each, Message) else Message.model_validate(each) for each in value]
+        return value
+    if isinstance(value, str):
+        return Message(role="user", content=value)
+    if isinstance(value, Mapping):
+        return Message.model_validate(value)
+    kind = type(value).__name__
+    raise TypeError(f"allowed are text, a mapping with role and content, and a Message; it is of the type {kind}")

@@ -11,6 +11,7 @@ import pytest
 import agentrl
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert, reward_methods
+from agentrl.envs.data import identity
 from agentrl.envs.episode import noop_policy, play
 from agentrl.errors import EnvError, InvalidInput, SandboxError, ToolError
 from agentrl.types import FunctionCall, Message, Node, Session, Status, StepResult, Task, ToolCall
@@ -86,6 +87,65 @@ def test_an_overridden_tool_keeps_its_place_and_an_unmarked_override_takes_it_aw
 
     assert Loud().tools.names == ["UP", "fail"]
     assert Silent().tools.names == ["fail"]
+
+
+def test_a_mark_that_a_class_has_lost_is_told_once(caplog: pytest.LogCaptureFixture):
+    """A tool and a reward less were seen by nobody; None removes one on purpose."""
+
+    def twice(function: Any) -> Any:
+        return lambda *given: 2 * function(*given)
+
+    class Losing(Counter):
+        fail = None  # type: ignore[assignment]
+
+        def up(self) -> int:
+            return 0
+
+        @twice
+        @agentrl.reward
+        def counted(self, session: Session) -> float:
+            return 1.0
+
+    for _ in range(2):
+        assert Losing().tools.names == []
+        assert "counted" not in [mark.name for mark, _ in reward_methods(Losing())]
+    told = [record.getMessage() for record in caplog.records]
+    assert [words.partition(" ")[0] for words in told] == ["Losing.up", "Losing.counted:"]
+
+
+@pytest.mark.parametrize("mark", [agentrl.tool, agentrl.reward])
+def test_a_marked_method_may_not_take_the_place_of_one_that_agentrl_calls(mark: Any):
+    """A tool `end` ended nothing, a reward `expert` was the expert's next message."""
+
+    class Odd(Counter):
+        @mark
+        def end(self, session: Any = None) -> float:  # type: ignore[override]
+            """Hang up."""
+            return 1.0
+
+    with pytest.raises(InvalidInput, match=r"Odd\.end is marked @\w+ and takes the place of Env\.end"):
+        _ = Odd().tools, reward_methods(Odd())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stop_strings", "</a>"), ("agents", "red"), ("agents", ()), ("max_turns", 0), ("max_turns", "3"), ("tools", [])],
+)
+def test_an_attribute_that_would_be_read_as_another_is_refused(name: str, value: Any):
+    """The letters of "</a>" ended turns, and episodes of 0 turns were all cut off."""
+    with pytest.raises(EnvError, match=rf"Odd\.{name} is "):
+        agentrl.make(type("Odd", (Counter,), {name: value}))
+
+
+@pytest.mark.parametrize(("given", "words"), [("async", "is async"), (None, "returned None"), ({}, "returned {}")])
+def test_tasks_that_are_no_list_are_refused(given: Any, words: str):
+    async def later(self: Any, split: str = "train") -> list[Any]:
+        return []
+
+    odd = type("Odd", (Counter,), {"tasks": later if given == "async" else lambda self, split="train": given})()
+    for read in (lambda: list(calls.tasks(odd)), lambda: identity.of_split(odd, "train")):
+        with pytest.raises(EnvError, match=rf"Odd\.tasks.* {words}"):
+            read()
 
 
 async def test_static_and_class_methods_and_ones_without_a_self_are_marked_as_any_other():
@@ -267,7 +327,13 @@ async def test_our_own_failures_keep_their_name():
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(None, "returned None"), ([], "no messages"), ([{"role": "robot"}], "role"), ([3], "not a message"), (3, "reset")],
+    [
+        (None, "returned None"),
+        ([], "no messages"),
+        ([{"role": "robot"}], "role"),
+        ([3], "not a message"),
+        (3, "type int"),
+    ],
 )
 async def test_an_opening_that_is_no_conversation_is_refused(value: Any, words: str):
     env = type("Odd", (Counter,), {"reset": lambda self, task, *, seed=None: value})()
@@ -283,7 +349,7 @@ async def test_an_agents_name_is_none_of_a_sub_agent():
 
 
 @pytest.mark.parametrize(
-    "value", ["hello", {"role": "user", "content": "hello"}, [Message(role="user", content="hello")]]
+    "value", ["hello", ["hello"], {"role": "user", "content": "hello"}, [Message(role="user", content="hello")]]
 )
 async def test_an_opening_may_be_text_a_dict_or_messages(value: Any):
     env = type("Fine", (Counter,), {"reset": lambda self, task, *, seed=None: value})()
@@ -297,6 +363,7 @@ async def test_an_opening_may_be_text_a_dict_or_messages(value: Any):
         (StepResult(), "nothing to answer"),
         (StepResult(terminated=True, reward=float("nan")), "not a finite number"),
         (StepResult(terminated=True, reward="one"), "text and not a number"),  # type: ignore[arg-type]
+        (StepResult(terminated="false"), "'false', a text; expected True or False"),  # type: ignore[arg-type]
         (StepResult(terminated=True, info=None), "info=None; expected a mapping"),  # type: ignore[arg-type]
         (StepResult(terminated=True, rewards={"agent": [1]}), "not a number"),  # type: ignore[dict-item]
     ],

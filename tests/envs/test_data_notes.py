@@ -11,6 +11,7 @@ import pytest
 
 import agentrl
 from agentrl.envs.data import identity
+from agentrl.envs.data.dataset import Dataset
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.data.rows import Row
 from agentrl.envs.registry import make
@@ -113,6 +114,44 @@ def test_files_of_a_folder_that_nothing_reads_are_named(tmp_path: Path) -> None:
     for name in ("train.jsonl", "test.jsonl", "validation.jsonl", "more.jsonl"):
         written(tmp_path / name, [{"question": name, "answer": "a"}])
     assert "files that are of neither split: more.jsonl, validation.jsonl" in notes("questions", path=str(tmp_path))
+
+
+def test_a_folder_is_read_whole_but_for_copies_and_what_describes_it(tmp_path: Path) -> None:
+    """Copies that notebooks keep were trained on too; files in capitals and behind links were left out in silence."""
+    (there := tmp_path / "there").mkdir()
+    (folder := tmp_path / "here").mkdir()
+    (folder / "more").symlink_to(there)
+    (there / "around").symlink_to(folder)
+    (folder / ".ipynb_checkpoints").mkdir()
+    written(folder / ".ipynb_checkpoints/train-checkpoint.jsonl", NUMBERS)
+    written(there / "train-1.NDJSON", NUMBERS[:5])
+    (folder / "TRAIN-2.CSV").write_text("question,answer\nq,a\n")
+    (folder / "dataset_info.json").write_text("{}")
+    (folder / "state.json").write_text("{}")
+    assert [place for place, _ in Dataset(str(folder)).rows("train")] == [
+        "TRAIN-2.CSV, row 2",
+        *(f"more/train-1.NDJSON, row {row}" for row in range(1, 6)),
+    ]
+    (folder / "train-3.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(ConfigError, match=r"train-3\.jsonl\.zst: it is packed by zstd"):
+        list(Dataset(str(folder)).rows("train"))
+
+
+def test_what_is_meant_by_a_path_that_is_none_is_said() -> None:
+    for path, said in (("data/*.jsonl", "name the folder"), ("openai/gsm8k", "hf://openai/gsm8k")):
+        for name in ("questions", "prompts"):
+            with pytest.raises(ConfigError, match=f"there is no such file or folder; .*{said}"):
+                list(make(name, path=path).tasks("train"))
+
+
+def test_prompts_say_what_they_leave_out(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "test.jsonl", "more.jsonl"):
+        written(tmp_path / name, [{"prompt": "p", "n": 1}, {"prompt": "q", "n": 2}])
+    said = notes("prompts", path=str(tmp_path), where={"n": 1})
+    assert "rows that env.where leaves out: 1" in said
+    assert "files that are of neither split: more.jsonl" in said
+    with pytest.raises(ConfigError, match=r"holds no prompts .* leaves out: 2"):
+        make("prompts", path=str(tmp_path), where={"n": 3}).tasks("train")
 
 
 def test_the_overlap_of_splits_is_said_whatever_the_environment(tmp_path: Path) -> None:

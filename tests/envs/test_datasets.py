@@ -45,7 +45,8 @@ def test_a_csv_file_is_read_as_it_was_written(rows: list[dict[str, str]]) -> Non
         ("x.csv", b"a,b\n1\n", "line 2: its values are not as many as the columns"),
         ("x.csv", b"a,b\n1,2,3\n", "line 2: its values are not as many as the columns"),
         ("x.csv", b"a,b,a\n1,2,3\n", "line 1: the column 'a' is there twice"),
-        ("x.csv", b'a,b\n"1,2\n', "unexpected end of data"),
+        ("x.csv", b'a,b\n"1,2\n', "line 2: unexpected end of data: a cell that begins with a quotation mark"),
+        ("x.csv", b'a,b\n1,"2\\"3"\n', "line 2: ',' expected"),
         ("x.csv", b"a;b\n1;2;3\n", "line 2: its values are not as many as the columns, which semicolons divide"),
         ("x.csv", b"a;b\tc\n1;2\t3\n", "line 1: its columns may be divided by semicolons or tabs"),
         ("x.json", b"{", "line 1: not a JSON object"),
@@ -53,7 +54,13 @@ def test_a_csv_file_is_read_as_it_was_written(rows: list[dict[str, str]]) -> Non
         ("x.json", b"[1]", "a list of objects is expected"),
         ("x.jsonl", b"[1]\n", "line 1: not a JSON object"),
         ("x.jsonl", b"\xff\xfe\n", "not UTF-8"),
+        ("x.jsonl", b'{"a": 1, "b": {"c": 1, "c": 2}}', "line 1: .* the key 'c' is there twice"),
+        ("x.json", b'[{"a": 1, "a": 2}]', "the key 'a' is there twice"),
         ("x.parquet", b"PAR1", "not a readable Parquet file"),
+        ("x.parq", b"PAR1\x15\x04", "it is a Parquet file: name it x.parquet"),
+        ("x.arrow", b"\xff\xff\xff\xff\x78", r"it is an Arrow stream: .*to_parquet\('x.parquet'\)"),
+        ("x.db", b"SQLite format 3\0", "it is an SQLite database: .*> x.csv"),
+        ("x.CSV.zip", b"PK\x03\x04a,b", "it is packed by zip"),
         ("x.jsonl.gz", b"[1]", "not a gzip file"),
         ("x.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-4], "not a gzip file"),
     ],
@@ -72,6 +79,7 @@ def test_a_file_that_is_not_what_its_name_says_is_named_with_the_line(name: str,
         ("x.csv", b"a\n1\n2\n"),
         ("x.tsv", b"a\tb\n1\t\n2\t\n"),
         ("x.jsonl", b'{"a": "1"}\n\n{"a": "2"}'),
+        ("X.CSV", b"a\n1\n2\n"),
     ],
 )
 def test_every_form_of_a_text_file_is_read_gzipped_or_not(name: str, data: bytes) -> None:
@@ -94,6 +102,15 @@ def test_every_form_of_a_text_file_is_read_gzipped_or_not(name: str, data: bytes
 def test_the_first_line_says_what_divides_columns(name: str, data: bytes, rows: list[dict[str, str]]) -> None:
     """Of "question;answer", as spreadsheets write it, one column was made, and the answer's column was asked for."""
     assert [row for _, row in parse_rows(name, io.BytesIO(data))] == rows
+
+
+def test_a_column_that_a_parquet_file_has_twice_is_refused() -> None:
+    """The last of them was read, and the first left out in silence; a CSV file was refused."""
+    pyarrow = pytest.importorskip("pyarrow")
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table([["1"], ["2"]], names=["a", "a"]), file)
+    with pytest.raises(ConfigError, match="the column 'a' is there twice"):
+        list(parse_rows("x.parquet", file))
 
 
 def test_a_cell_may_be_longer_than_pythons_own_limit(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from agentrl.errors import EnvError, InvalidInput, SandboxError, ToolError
 from agentrl.tools.registry import ToolFailure, ToolRegistry
 from agentrl.tools.tool import Tool, tool
-from agentrl.types import FunctionCall, Part, ToolCall
+from agentrl.types import FunctionCall, Message, Part, StepResult, ToolCall
 
 
 def call(name: str, arguments: Any = None, error: str | None = None) -> ToolCall:
@@ -189,6 +189,7 @@ class Place:
     since: date
 
 
+PICTURE = Part(type="image_url", image_url={"url": "data:,"})
 PLACES = {"here": Place(Path("/x"), Colour.RED, date(2020, 1, 2))}
 
 
@@ -201,6 +202,12 @@ PLACES = {"here": Place(Path("/x"), Colour.RED, date(2020, 1, 2))}
         (PLACES.keys(), '["here"]'),
         (map(str, [1]), "Error: ValueError: the tool gave a map, which has no text: return text, numbers, lists or"),
         ([object()], "Error: ValueError: the tool gave a object, which has no text"),
+        (len, "Error: ValueError: the tool gave a builtin_function_or_method, which has no text"),
+        (range(3), "[0, 1, 2]"),
+        (StepResult(reward=1.0), "Error: ValueError: the tool gave a StepResult: return the text"),
+        (Message(role="user", content="a"), "Error: ValueError: the tool gave a Message: return the text"),
+        ({"shown": PICTURE}, "Error: ValueError: the tool gave an image within other data"),
+        ([PICTURE, 5], "Error: ValueError: the tool gave a int in a list with images"),
     ],
 )
 async def test_a_result_is_told_as_json_and_never_as_python_or_by_an_address(result: Any, text: str):
@@ -386,6 +393,19 @@ async def test_images_stay_parts():
     registry = ToolRegistry()
     registry.add(lambda: [image])
     assert (await registry.run(call("<lambda>"))).content == [image]
+
+
+async def test_images_and_texts_are_told_together_and_a_picture_is_an_image():
+    """A list of an image and a text came as JSON with the image's bytes in it, a picture as its address."""
+    picture = pytest.importorskip("PIL.Image").new("RGB", (2, 2))
+    registry = ToolRegistry()
+    registry.add(lambda: [PICTURE, "above"])
+    said = (await registry.run(call("<lambda>"))).content
+    assert said == [PICTURE, Part(type="text", text="above")]
+    registry = ToolRegistry()
+    registry.add(lambda: picture)
+    (shown,) = (await registry.run(call("<lambda>"))).content
+    assert shown.image.startswith("data:image/png;base64,")
 
 
 async def test_a_huge_result_keeps_its_head_and_tail_and_lone_surrogates_are_replaced():

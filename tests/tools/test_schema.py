@@ -77,6 +77,49 @@ def test_defaults_that_were_not_given_are_left_to_the_function():
     assert Signature.of(search).check({"query": "q"}) == {"query": "q"}
 
 
+def test_none_is_taken_where_it_is_the_default_whatever_the_hint_says():
+    """The schema offered null, and a model that wrote it was told that an integer is wanted."""
+
+    def book(
+        seats: int = None,  # type: ignore[assignment]  # noqa: RUF013
+        row: Annotated[str, Field(min_length=1)] = None,  # type: ignore[assignment]  # noqa: RUF013
+        place: Point | None = None,
+    ) -> str:
+        return ""
+
+    signature = Signature.of(book)
+    assert signature.check({"seats": None, "row": None, "place": None}) == {"seats": None, "row": None, "place": None}
+    with pytest.raises(ValidationError):
+        signature.check({"seats": "many"})
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.json_schema.PydanticJsonSchemaWarning")
+def test_a_default_that_is_no_json_is_left_out_of_the_schema():
+    """NaN stood in the schema, which is no JSON then: servers and parsers refuse it."""
+
+    def measure(low: float = float("nan"), high: float = float("inf"), at: float = 0.5) -> str:
+        return ""
+
+    properties = Signature.of(measure).json_schema["properties"]
+    assert properties == {
+        "low": {"type": "number"},
+        "high": {"type": "number"},
+        "at": {"type": "number", "default": 0.5},
+    }
+
+
+class Outer:
+    class Inner(BaseModel):
+        n: int
+
+    def take(self, inner: Inner) -> int:
+        return inner.n
+
+
+def test_a_hint_may_name_a_class_within_the_methods_own_class():
+    assert Signature.of(Outer.take).check({"inner": {"n": 1}}) == {"inner": Outer.Inner(n=1)}
+
+
 @pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["query", "limit", "kind", "querry"]), st.none() | st.integers() | st.text()))
 def test_whatever_passes_the_check_is_what_the_function_can_take(values: dict[str, Any]):

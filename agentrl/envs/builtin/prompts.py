@@ -55,13 +55,17 @@ class Prompts(Env):
         tasks = [
             Task(id=_id(row, place), data={**lacking, **row}) for (place, _), row in zip(rows, checked, strict=True)
         ]
+        where, left_out = f"env.path = {str(path)!r}", data.left_out["where"]
+        without = f"rows that env.where leaves out: {left_out:,}"
         if not tasks:
-            raise ConfigError(f"env.path = {str(path)!r}: it holds no prompts for the split {split!r}")
+            raise ConfigError(
+                f"{where}: it holds no prompts for the split {split!r}{f' ({without})' if left_out else ''}"
+            )
         if len({task.id for task in tasks}) < len(tasks):
             tasks = [Task(id=place, data=task.data) for task, (place, _) in zip(tasks, rows, strict=True)]
-        if separate or not data.shared():
-            return TaskList(tasks)
-        return divide(tasks, split, _content, f"env.path = {str(path)!r}")
+        notes = [f"{where}: {without}"] if left_out else []
+        found = TaskList(tasks, [*notes, *([] if separate else data.note_unread())])
+        return found if separate or not data.shared() else divide(found, split, _content, where)
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The prompt."""

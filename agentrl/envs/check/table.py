@@ -50,6 +50,12 @@ RULES: tuple[Rule, ...] = (
         data.task_data,
     ),
     Rule(
+        "marks",
+        "no method has lost its @agentrl.tool or @agentrl.reward",
+        "mark what overrides it too, and write the mark above other decorators",
+        data.marks,
+    ),
+    Rule(
         "tools",
         "every tool has a name, a description and a schema that matches what it accepts",
         "write a docstring and type hints of plain types",

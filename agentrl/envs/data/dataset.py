@@ -8,6 +8,7 @@ transferred.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ import yaml
 from agentrl.common.imports import load
 from agentrl.envs.data import hub
 from agentrl.envs.data.conditions import conditions, fits
-from agentrl.envs.data.rows import ENDINGS, parse_rows
+from agentrl.envs.data.rows import ENDINGS, ending_of, parse_rows
 from agentrl.errors import ConfigError, suggest
 
 Row = Mapping[str, Any]
@@ -33,6 +34,10 @@ WORDS = {
 }
 """The words in files' paths that make them a split's; of `eval` the first ones that there are."""
 EVAL_WORDS = {word for words in WORDS["eval"] for word in words}
+SHOWN = 5
+"""Files that a note names."""
+ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+"""Files that the library `datasets` writes about a data set beside its rows, and beside `state.json`."""
 SPLIT_WORDS = EVAL_WORDS.union(*WORDS["train"])
 CARD = "README.md"
 DEFAULT_CONFIG = "default"
@@ -85,6 +90,13 @@ class Dataset:
         files = self._files()
         return sorted({*files} - {*self._of(files, "train"), *self._of(files, "eval")})
 
+    def note_unread(self) -> list[str]:
+        """Name the files that are of neither split, in a sentence; none where there are no such files."""
+        unread = self.unread()
+        more = f" and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
+        names = ", ".join(unread[:SHOWN])
+        return [f"env.path = {self.path!r}: files that are of neither split: {names}{more}"] if unread else []
+
     def _of(self, files: list[str], split: str) -> list[str]:
         """The files of a split; where none is named for it, those for training, or those that none are named for."""
         named = self._of_split(files, split) or self._of_split(files, "train")
@@ -113,7 +125,7 @@ class Dataset:
         stems: dict[str, str] = {}
         folders: dict[str, list[str]] = {}
         for name in names:
-            stem = next(name.removesuffix(ending) for ending in sorted(ENDINGS, key=len)[::-1] if name.endswith(ending))
+            stem = name[: len(name) - len(ending_of(name))]
             if (other := stems.setdefault(stem, name)) != name:
                 raise ConfigError(
                     f"env.path = {self.path!r}: {other!r} and {name!r} seem to be the same rows in two formats: "
@@ -149,10 +161,10 @@ class Dataset:
         if hub.is_hub(self.path):
             return hub.list_files(self.path.removeprefix(hub.SCHEME), endpoint=self.endpoint)
         if (folder := Path(self.path).expanduser()).is_dir():
-            return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+            return [file.relative_to(folder).as_posix() for file in files_of(folder)]
         if folder.is_file():
             return [folder.name]
-        raise ConfigError(f"env.path = {self.path!r}: there is no such file or folder")
+        raise ConfigError(f"env.path = {self.path!r}: {hub.no_such_file(self.path)}")
 
     @cached_property
     def _declared(self) -> dict[str, str] | None:
@@ -162,7 +174,7 @@ class Dataset:
         with closing(self._open(CARD)) as file:
             text = file.read(MOST_TEXT).decode("utf-8", "replace")
         try:
-            return declared_files(text, self.config, [name for name in self._found if name.endswith(ENDINGS)])
+            return declared_files(text, self.config, [*filter(_is_data, self._found)])
         except KeyError as error:
             raise ConfigError(
                 f"env.path = {self.path!r}: it has several configurations: say which one with env.config= (there are "
@@ -174,7 +186,8 @@ class Dataset:
             return sorted(self._declared)
         if not hub.is_hub(self.path) and Path(self.path).expanduser().is_file():
             return self._found
-        data = sorted(name for name in self._found if name.endswith(ENDINGS) and not Path(name).name.startswith("."))
+        about = {Path(name).parent / "state.json" for name in self._found if Path(name).name in ABOUT}
+        data = sorted(name for name in self._found if _is_data(name) and Path(name) not in about)
         chosen = [name for name in data if not self.config or self.config in Path(name).parent.parts]
         if not chosen:
             configs = sorted({part for name in data for part in Path(name).parent.parts})
@@ -199,6 +212,22 @@ class Dataset:
             return function
         wanted = dict(conditions(self.where))
         return lambda row: all(fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """The files below a folder, also behind links to other folders, each of which is read once."""
+    seen = {folder.resolve()}
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        places = {name: (Path(parent) / name).resolve() for name in sorted(folders)}
+        folders[:] = [name for name, place in places.items() if place not in seen]
+        seen.update(places.values())
+        yield from (file for name in files if (file := Path(parent) / name).is_file())
+
+
+def _is_data(name: str) -> bool:
+    """Return whether a file of a folder may hold rows, by its name: hidden folders have copies of notebooks', say."""
+    path = Path(name)
+    return bool(ending_of(name)) and path.name not in ABOUT and not any(part.startswith(".") for part in path.parts)
 
 
 def _words(path: str) -> set[str]:

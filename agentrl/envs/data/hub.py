@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from urllib.parse import quote
 
 import orjson
 
+from agentrl.envs.data import rows
 from agentrl.errors import EnvError, require_extra
 
 if TYPE_CHECKING:
@@ -54,10 +56,10 @@ def dataset_file(repo: str, file: str, *, endpoint: str = HUB, cache: Path | str
         table, lines = Path(folder) / "table.parquet", Path(folder) / "rows.jsonl"
         _download(f"{endpoint}/datasets/{repo}/resolve/main/{file}", table)
         try:
-            rows = parquet.read_table(table).to_pylist()
+            found = parquet.read_table(table).to_pylist()
         except Exception as error:
             raise EnvError(f"{file} of the data set {repo!r} is not a readable Parquet file: {error}") from error
-        lines.write_bytes(b"".join(orjson.dumps(row, default=str) + b"\n" for row in rows))
+        lines.write_bytes(b"".join(orjson.dumps(row, default=str) + b"\n" for row in found))
         os.replace(lines, place)
     return place
 
@@ -86,6 +88,16 @@ def _download(url: str, to: Path) -> None:
 def is_hub(path: str) -> bool:
     """Return whether a path names a data set of the hub: hf://OWNER/NAME."""
     return path.startswith(SCHEME)
+
+
+def no_such_file(path: str) -> str:
+    """Say that there is neither a file nor a folder of that name, and what may be meant."""
+    hint = ""
+    if any(sign in path for sign in "*?["):
+        hint = "; patterns are not read: name the folder, whose files belong to the splits in their names"
+    elif re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not rows.ending_of(path):
+        hint = f"; a data set of the hub is {SCHEME}{path}"
+    return f"there is no such file or folder{hint}"
 
 
 def list_files(repo: str, *, endpoint: str = HUB) -> list[str]:

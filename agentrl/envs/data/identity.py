@@ -123,7 +123,7 @@ def of_split(env: Env, split: str, data: list[bytes] | None = None) -> Identity:
         data: gets a digest of the data of each examined task of a source with a length, its id left out.
     """
     with blamed(env, "tasks"):
-        source = env.tasks(split)
+        source = calls.list_tasks(env, split)
     if isinstance(source, Sequence):
         found = _digest(_choose(env, split, source), len(source), data)
         return replace(found, notes=(*source.notes, *found.notes)) if isinstance(source, TaskList) else found

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
-import itertools
 import math
 import zlib
 from collections import Counter
@@ -15,16 +13,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from agentrl.common.plain import plain
-from agentrl.common.untrusted import read_json
+from agentrl.common.untrusted import one_of_each, read_json
 from agentrl.envs.data.splits import TaskList
+from agentrl.envs.data.tables import read_table
 from agentrl.errors import ConfigError, require_extra
 from agentrl.types import Task
 
 MakeTask = Callable[[Mapping[str, Any], int], Task | None]
 """Makes a task of a row and the number of its line; ValueError, TypeError or KeyError say that the row is none."""
-TEXTS = (".jsonl", ".json", ".csv", ".tsv")
+TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 ENDINGS = (*TEXTS, ".parquet", *(f"{ending}.gz" for ending in TEXTS))
-"""The endings of the names of data files; any other file is read as JSONL."""
+"""The endings of the names of data files, in small or capital letters; any other file is read as JSONL."""
+OTHER_ENDINGS = (".arrow", *(f"{ending}.{packer}" for ending in TEXTS for packer in ("zst", "bz2", "xz", "zip")))
+"""Those of data files that are refused: a folder's may not be left out in silence."""
+SPREADSHEETS = (".xlsx", ".xls", ".ods")
 BATCH = 8192
 """Rows of a Parquet file that are in memory at a time, where they have no more than `BATCH_BYTES` on average."""
 BATCH_BYTES = 1 << 26
@@ -38,11 +40,6 @@ MOST_ROWS = 1 << 24
 """Of a file: a few kilobytes can have a billion of nothing."""
 MOST_TEXT = 1 << 33
 """Bytes or characters of all rows of a file together, unpacked."""
-MMLU = ("question", "A", "B", "C", "D", "answer")
-"""The columns of MMLU's own CSV files, which don't name them: a first line that ends in a letter is a question."""
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
-"""The characters that divide the columns of a table; semicolons are what spreadsheets write where the comma is a
-decimal point."""
 SCORING = frozenset(
     {
         *("reward_model", "data_source", "extra_info", "ground_truth", "verification_info", "verifier", "grader"),
@@ -61,13 +58,18 @@ SCORING = frozenset(
     }
 )
 """Columns by which data sets say how an answer is to be scored."""
-CELL_CHARS = 1 << 24
-"""Characters of a CSV file's cell; Python's own limit is 131,072, which long documents exceed."""
-
-
 PACKERS = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zX": "xz", b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip"}
 """The first bytes of packed files, and what packed them."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+BINARY = {
+    b"PAR1": "a Parquet file: name it {stem}.parquet",
+    b"ARROW1\0\0": "an Arrow file: `pandas.read_feather({name!r}).to_parquet('{stem}.parquet')` writes it anew",
+    b"\xff\xff\xff\xff": (
+        "an Arrow stream: `datasets.Dataset.from_file({name!r}).to_parquet('{stem}.parquet')` writes it anew"
+    ),
+    b"SQLite f": "an SQLite database: `sqlite3 -csv -header {name} 'SELECT …' > {stem}.csv` writes a table of it",
+}
+"""The first bytes of files whose rows are no text, and what makes them readable."""
 
 
 class Row(dict[str, Any]):
@@ -145,38 +147,53 @@ def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]
         yield numbered
 
 
+def ending_of(name: str) -> str:
+    """The ending of a data file's name, of `ENDINGS` or `OTHER_ENDINGS`; '' where it has none of them."""
+    known = (each for each in (*ENDINGS, *OTHER_ENDINGS) if name.lower().endswith(each))
+    return max(known, key=len, default="")
+
+
 def _number_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    plain = name.removesuffix(".gz")
-    if plain != name:
+    plain = name.lower().removesuffix(".gz")
+    if len(plain) < len(name):
         file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
     try:
-        match Path(plain).suffix:
+        _refuse_binary(name, ending := Path(plain).suffix, file)
+        match ending:
             case ".parquet":
                 yield from enumerate(_parquet(name, file), 1)
             case ".csv" | ".tsv":
                 lines = _lines(name, io.TextIOWrapper(file, "utf-8-sig", newline=""))
-                yield from _csv(name, lines, plain.endswith(".tsv"))
+                yield from read_table(name, lines, ending == ".tsv")
             case ".json":
                 yield from _json(name, file)
-            case ".xlsx" | ".xls" | ".ods":
+            case _ if ending in SPREADSHEETS:
                 raise ConfigError(f"{name} is a spreadsheet; save its sheet as CSV in UTF-8, and give that")
             case _:
                 yield from _jsonl(name, _lines(name, io.TextIOWrapper(file, "utf-8-sig")))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: not UTF-8 ({error}){_instead(name, error.object[:4])}") from None
+        encoding, only = "WINDOWS-1252", ", where that is its encoding"
+        if error.object[:2] in UTF_16:
+            encoding, only = "UTF-16", ""
+        command = f"`iconv -f {encoding} -t UTF-8 {name} > utf8-{Path(name).name}`"
+        raise ConfigError(f"{name}: not UTF-8 ({error}); {command} writes it anew{only}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ConfigError(f"{name}: not a gzip file: {error}") from None
 
 
-def _instead(name: str, head: bytes) -> str:
-    """Say what makes a file readable that is not UTF-8, by its first bytes."""
+def _refuse_binary(name: str, ending: str, file: BinaryIO) -> None:
+    """Refuse a file that is no text by its first bytes, though it is by its name; ConfigError says how it is read."""
+    if ending in (".parquet", *SPREADSHEETS):
+        return
+    head = file.read(8)
+    file.seek(0)
+    if what := next((what for magic, what in BINARY.items() if head.startswith(magic)), None):
+        raise ConfigError(f"{name}: it is {what.format(name=name, stem=Path(name).stem)}")
     if packer := next((packer for magic, packer in PACKERS.items() if head.startswith(magic)), None):
         known = next((each for each in (Path(name).name, Path(name).stem) if Path(each).suffix in TEXTS), None)
         named = f"{known or f'{Path(name).stem}.jsonl'}.gz"
         mend = f"name it {named}" if packer == "gzip" else f"unpack it, or pack it by gzip as {named}"
-        return f"; it is packed by {packer}: {mend}"
-    encoding, only = ("UTF-16", "") if head[:2] in UTF_16 else ("WINDOWS-1252", ", where that is its encoding")
-    return f"; `iconv -f {encoding} -t UTF-8 {name} > utf8-{Path(name).name}` writes it anew{only}"
+        raise ConfigError(f"{name}: it is packed by {packer}: {mend}")
 
 
 def _lines(name: str, text: io.TextIOBase) -> Iterator[str]:
@@ -196,7 +213,7 @@ def _jsonl(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any
         if not line.strip():
             continue
         try:
-            row = read_json(line)
+            row = read_json(line, one_of_each)
         except ValueError as error:
             words = f"{name}, line {number}: not a JSON object: {error}; give a .jsonl, .json, .csv or .parquet file"
             raise ConfigError(words) from None
@@ -214,7 +231,7 @@ def _json(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
         )
     text = data.decode("utf-8-sig")
     try:
-        rows = read_json(text)
+        rows = read_json(text, one_of_each)
     except ValueError as error:
         if not text.lstrip().startswith("["):
             yield from _jsonl(name, _lines(name, io.StringIO(text)))
@@ -236,46 +253,6 @@ def _is_numbered(value: Any) -> bool:
     return isinstance(value, dict) and len(value) > 0 and all(map(str.isdecimal, value))
 
 
-def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARS))
-    head = next(lines, "")
-    usual = "\t" if tabs else ","
-    separator = _separator(name, head, usual)
-    reader = csv.DictReader(itertools.chain([head], lines), delimiter=separator, strict=True)
-    try:
-        first = list(reader.fieldnames or ())
-        if len(first) == len(MMLU) and first[-1] in MMLU[1:-1]:
-            reader.fieldnames = MMLU
-            yield reader.line_num, dict(zip(MMLU, first, strict=True))
-        elif twice := [column for column, times in Counter(first).items() if column and times > 1]:
-            raise ConfigError(f"{name}, line 1: the column {twice[0]!r} is there twice: only one could be read")
-        for row in reader:
-            if None in row or None in row.values():
-                divided = "" if separator == usual else f", which {SEPARATORS[separator]} divide"
-                raise ConfigError(f"{name}, line {reader.line_num}: its values are not as many as the columns{divided}")
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise ConfigError(f"{name}, line {reader.line_num}: {error}") from None
-
-
-def _separator(name: str, head: str, usual: str) -> str:
-    """Find the separator of the columns that the first line names: another where the usual leaves a single column."""
-    if _columns(head, usual) != 1:
-        return usual
-    several = [each for each in SEPARATORS if _columns(head, each) > 1]
-    if len(several) > 1:
-        words = " or ".join(SEPARATORS[each] for each in several)
-        raise ConfigError(f"{name}, line 1: its columns may be divided by {words}: use one of them alone, or JSONL")
-    return several[0] if several else usual
-
-
-def _columns(head: str, separator: str) -> int:
-    try:
-        return len(next(csv.reader([head], delimiter=separator), ()))
-    except csv.Error:  # which reading the file reports with its line
-        return 0
-
-
 def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
     """The rows, a batch in memory at a time; of a file that is streamed no more than a row group is transferred."""
     with require_extra("parquet", "pyarrow"):
@@ -284,6 +261,8 @@ def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
     total = 0
     try:
         metadata = parquet.read_metadata(opened)
+        if twice := [column for column, times in Counter(metadata.schema.to_arrow_schema().names).items() if times > 1]:
+            raise ConfigError(f"{name}: the column {twice[0]!r} is there twice: only one could be read")
         with parquet.ParquetFile(opened, metadata=metadata, read_dictionary=_texts(metadata.schema)) as file:
             for group in range(file.num_row_groups):  # asked for together, all would be read ahead
                 about = file.metadata.row_group(group)
@@ -369,7 +348,7 @@ def read_tasks(
 @lru_cache(maxsize=16)
 def _read(path: Path, stamp: int, task: MakeTask, what: str, layout: Callable[[Mapping[str, Any]], str]) -> TaskList:
     """`stamp`, the file's modification time, is part of the cache's key."""
-    tasks, left_out, unit = list[Task](), 0, "row" if path.suffix == ".parquet" else "line"
+    tasks, left_out, unit = list[Task](), 0, "row" if path.suffix.lower() == ".parquet" else "line"
     layouts, read, columns = Counter[str](), set[str](), dict[str, None]()
     for number, values in read_rows(path):
         row = Row(values, read)

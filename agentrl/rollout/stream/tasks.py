@@ -35,7 +35,7 @@ class TaskStream:
         self.sampler = sampler or Shuffled(SamplerConfig(), seed)
         self._iterator = self._endless()
         self._read = 0
-        source = env.tasks(split)
+        source = calls.list_tasks(env, split)
         self._sequence = source if isinstance(source, Sequence) else ()
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ from agentrl.config.learners import LearnerConfig, named_as_given
 from agentrl.config.secrets import public
 from agentrl.envs import calls
 from agentrl.envs.base import Env, reward_methods
-from agentrl.envs.data.hub import is_hub
+from agentrl.envs.data.hub import is_hub, no_such_file
 from agentrl.envs.data.mixture import list_mixed
 from agentrl.envs.registry import make
 from agentrl.envs.rewards import REWARDS
@@ -178,7 +178,7 @@ def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *,
     if config.cluster.name != "local":
         raise ConfigError(f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far")
     if not (written_later or is_hub(data.name)) and not Path(data.name).expanduser().exists():
-        raise ConfigError(f"data={data.name}: there is no such file or folder")
+        raise ConfigError(f"data={data.name}: {no_such_file(data.name)}")
     check_name(config.model.renderer, "model.renderer")
     if config.model.name != setup.TINY and not config.resume:
         own = resolve(config.model.name, scores=algorithm.needs.head is not None)

@@ -87,7 +87,7 @@ async def check_room(
     for split in dict.fromkeys(splits or env.splits[:1]):
         limits, known, own = budgets(split)
         setting = min(known, key=known.__getitem__)
-        source = env.tasks(split)
+        source = calls.list_tasks(env, split)
         count = len(source) if isinstance(source, Sequence) else None
         opened = await _open_tasks(make_env, _choose(env, split, source), measure)
         over = [(task, tokens) for task, tokens in opened if tokens >= known[setting]]

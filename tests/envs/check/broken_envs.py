@@ -117,6 +117,20 @@ made(
 )
 
 
+@fault("marks", "LostTool.price has no @agentrl.tool and takes the place of Till.price, which has one")
+class LostTool(Till):
+    def price(self, item: str) -> int:
+        return 1 + super().price(item)
+
+
+@fault("marks", "HiddenReward.cheap: @agentrl.reward is hidden by what stands above it")
+class HiddenReward(Till):
+    @property
+    @agentrl.reward
+    def cheap(self) -> float:
+        return 1.0
+
+
 @fault("same_tasks", "split 'train': two instances give different tasks, at index 0")
 class Endless(Till):
     """Has endless tasks, which is allowed, and never the same ones."""

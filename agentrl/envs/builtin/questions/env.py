@@ -20,7 +20,7 @@ from agentrl.envs.builtin.search_r1.scoring import exact_match, f1
 from agentrl.envs.builtin.search_r1.scoring import normalize as words_of
 from agentrl.envs.check.trivial import CHOICES
 from agentrl.envs.data import hub
-from agentrl.envs.data.dataset import Dataset
+from agentrl.envs.data.dataset import Dataset, files_of
 from agentrl.envs.data.overlap import Overlap
 from agentrl.envs.data.rows import describe_content
 from agentrl.envs.data.splits import TaskList, divide
@@ -39,8 +39,6 @@ INSTRUCTIONS = {
 }
 QUESTION = "{question}"
 """In `instructions`: where the question stands."""
-SHOWN = 5
-"""Files that a note names."""
 
 
 class Questions(Env):
@@ -81,7 +79,7 @@ class Questions(Env):
             raise ConfigError(f"env.decontaminate = {decontaminate}: must be 0 or more (words)")
         for key, value in (("path", path), ("eval_path", eval_path), ("images", images)):
             if value is not None and not hub.is_hub(value) and not Path(value).expanduser().exists():
-                raise ConfigError(f"env.{key} = {value!r}: there is no such file or folder")
+                raise ConfigError(f"env.{key} = {value!r}: {hub.no_such_file(value)}")
         common: dict[str, Any] = {"columns": columns or {}, "where": where, "config": config, "endpoint": endpoint}
         self.sets: dict[str, dict[str, Any]] = {
             "train": {"path": path, **common},
@@ -217,9 +215,7 @@ def _tasks(spec: str, stamp: Any) -> TaskList:
             Task(id=place, data=task.data) if task.id in shared else task for task, _, place in made if task is not None
         ]
         notes.append(f"{where}: different questions have the id {shared[0]!r}: rows are named by their places")
-    if not whole and (unread := data.unread()):
-        more = f" and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
-        notes.append(f"{where}: files that are of neither split: {', '.join(unread[:SHOWN])}{more}")
+    notes += [] if whole else data.note_unread()
     if whole or not data.shared():
         return TaskList(read, notes)
     divided = divide(read, split, _content, where)
@@ -305,5 +301,5 @@ def _stamp(path: str) -> Any:
     if hub.is_hub(path):
         return None
     place = Path(path).expanduser()
-    files = place.rglob("*") if place.is_dir() else [place]
+    files = files_of(place) if place.is_dir() else [place]
     return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file()))

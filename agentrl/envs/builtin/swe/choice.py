@@ -8,7 +8,7 @@ from pathlib import Path
 from agentrl.envs.builtin.swe import library
 from agentrl.envs.builtin.swe.formats import datasets, harbor, terminal_bench, unread
 from agentrl.envs.builtin.swe.task import SweTask
-from agentrl.envs.data.rows import ENDINGS, describe_content
+from agentrl.envs.data.rows import describe_content, ending_of
 from agentrl.envs.data.splits import BUILT_IN_SHARE, SHARE, TaskList, divide
 from agentrl.errors import ConfigError
 
@@ -37,7 +37,7 @@ def _read(path: str | None, layout: str, options: dict[str, str], build: bool) -
     """The tasks, and what was found, in words."""
     if path is None:
         return library.builtin(), ""
-    if path.endswith(ENDINGS):
+    if ending_of(path):
         return datasets.read_tasks(path, layout, **options)
     folder = Path(path).expanduser()
     image = options.get("image")

@@ -28,7 +28,7 @@ from agentrl.envs.builtin.swe.source import RepositorySource, source_of
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.envs.builtin.swe.tools import Step, SweTools
 from agentrl.envs.builtin.swe.workspace import SPEC
-from agentrl.envs.data.rows import ENDINGS
+from agentrl.envs.data.rows import ending_of
 from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.errors import AgentError, ConfigError, EnvError, StateUnsupported
 from agentrl.tools.sandbox.base import Sandbox, Snapshot
@@ -91,7 +91,7 @@ class Swe(Env):
         command_seconds: float = 20.0,
         output_bytes: int = 8_000,
     ) -> None:
-        if build and (path is None or path.endswith(ENDINGS) or image is not None):
+        if build and (path is None or ending_of(path) or image is not None):
             raise ConfigError("env.build=true: allowed with env.path=FOLDER and without env.image, which names others")
         self.backend, self.partial, self.build, self._fresh_tests = sandbox, partial, build, fresh_tests
         given = {"image": image, "test_command": test_command}

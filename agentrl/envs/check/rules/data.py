@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.common.untrusted import safe_json
 from agentrl.envs import calls
+from agentrl.envs.base import lost_rewards, lost_tools
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.data.identity import not_finite
 from agentrl.envs.data.samples import sample
@@ -95,6 +96,13 @@ async def task_data(subject: Subject) -> AsyncIterator[str]:
             if problem:
                 yield f"split {split!r}: task {task.id!r} {problem}"
                 break
+
+
+async def marks(subject: Subject) -> AsyncIterator[str]:
+    """No method has lost the mark that makes it a tool or a reward."""
+    cls: Any = type(subject.env.unwrapped)
+    for words in (*lost_tools(cls), *lost_rewards(cls)):
+        yield words
 
 
 async def tool_schemas(subject: Subject) -> AsyncIterator[str]:
