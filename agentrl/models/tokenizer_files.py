@@ -49,6 +49,9 @@ def read(path: Path) -> TokenizerFiles:
     if not file.is_file():
         raise InvalidInput(f"tokenizer={str(path)!r}: {missing(folder)}")
     config = _json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:  # as transformers reads them
+        named = _json(folder / "special_tokens_map.json")
+        config |= {name: token for name, token in named.items() if name not in _LISTS}
     if templates := _templates(folder, config):
         config["chat_template"] = templates
     return TokenizerFiles(_with_added_tokens(file, folder, config), config, _end_tokens(folder))

@@ -15,6 +15,7 @@ from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.sessions.renderers import get_renderer, parse
 from agentrl.sessions.renderers.proof.check import check_renderer
+from agentrl.sessions.renderers.template import template_whole
 from agentrl.types import Message
 from tests.sessions.renderers.support import trained, with_template
 
@@ -63,6 +64,33 @@ def test_an_added_token_whose_id_can_not_be_kept_is_refused(tmp_path: Path) -> N
     decoder = {str(SIZE + 7): {"content": "<|end|>", **FLAGS}}
     with pytest.raises(InvalidInput, match=rf"'<\|end\|>' has the id {SIZE + 7} .* and {SIZE} behind"):
         load_tokenizer(folder(tmp_path, tokenizer_config={"added_tokens_decoder": decoder}))
+
+
+@pytest.mark.parametrize(
+    ("written", "files"),
+    [
+        ("{{ bos_token }}", {"special_tokens_map": {"bos_token": {"content": "<|a|>", **FLAGS}}}),
+        ("{{ cls_token }}", {"tokenizer_config": {"cls_token": "<|a|>", "add_cls_token": True}}),
+        ("{{ sep_token }}", {"tokenizer_config": {"sep_token": {"content": "<|a|>", "__type": "AddedToken"}}}),
+        ("{{ image_token }}", {"tokenizer_config": {"image_token": "<|a|>"}}),
+        ("{{ picture }}", {"tokenizer_config": {"extra_special_tokens": {"picture": "<|a|>"}}}),
+        ("{% if documents is none %}<|a|>{% endif %}", {}),
+        ("{%+ generation -%}<|a|>{%+ endgeneration %}", {}),
+    ],
+)
+def test_a_template_is_given_what_transformers_gives_it(
+    tmp_path: Path, written: str, files: dict[str, dict[str, object]]
+) -> None:
+    """Tokens by other names than four, and those of special_tokens_map.json, were written as nothing."""
+    from transformers import PreTrainedTokenizerFast
+
+    template = "{% for m in messages %}" + written + "{{ m.content }}<|b|>{% endfor %}"
+    path = folder(tmp_path, **{"tokenizer_config": {}, **files})
+    (path / "chat_template.jinja").write_text(template)
+    ours = template_whole(load_tokenizer(path))([USER], (), False)
+    theirs = PreTrainedTokenizerFast.from_pretrained(path)
+    assert ours == theirs.apply_chat_template([{"role": "user", "content": "u"}], return_dict=False)
+    assert PLAIN.decode(ours) == "<|a|>u<|b|>"
 
 
 def test_a_processors_template_is_used_where_there_is_no_other(tmp_path: Path) -> None:

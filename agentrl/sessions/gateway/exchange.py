@@ -32,7 +32,7 @@ from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, check_length, check_text, off_loop
 from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merge_streams
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, ToolSchema, parse
+from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, SpanKind, ToolSchema, parse
 from agentrl.sessions.renderers.call_grammar import before_arguments, call_grammar
 from agentrl.sessions.renderers.strip import StrippedBranch, count_stripped
 from agentrl.sessions.tree.generation import aclose
@@ -220,7 +220,10 @@ class Exchange:
         for node in stored:
             start = node.versions[0].start
             opening = node.token_ids[:start]
-            self.choices.append(GeneratedTurn(opening, node.turn(), node.drawn_with, node.message, node=node))
+            choice = GeneratedTurn(opening, node.turn(), node.drawn_with, node.message, node=node)
+            thoughts = (span for span in self.spans(choice) if span.kind is SpanKind.REASONING)
+            choice.reasoning_tokens = sum(span.end - span.start for span in thoughts)
+            self.choices.append(choice)
         self.is_retry, pending.attempt = True, attempt
         self.reply_id = (stored[0].reply_id or self.reply_id).partition("#")[0]
 
@@ -283,7 +286,8 @@ class Exchange:
         self.not_allowed += reading.not_allowed
         reply = self.reply_id if index == 0 else f"{self.reply_id}#{index}"
         stored = replace(sampling, top_logprobs=0) if sampling.top_logprobs else sampling
-        generated[index] = GeneratedTurn(self.prompt.opening, turn, stored, message, reply, self.arrival)
+        thoughts = reading.reasoning_tokens
+        generated[index] = GeneratedTurn(self.prompt.opening, turn, stored, message, reply, self.arrival, thoughts)
 
     async def _items(self, sampling: Sampling, deadline: float, request: str) -> AsyncIterator[Chunk | Turn]:
         """A turn's chunks and the turn; the turn alone where nothing of it is needed before its end."""
@@ -362,6 +366,7 @@ class Exchange:
 
     def spans(self, choice: GeneratedTurn) -> list[Span]:
         """Return the kinds of a choice's sampled tokens, as spans."""
-        parsed = parse(self.parts.renderer, [*self.forced, *choice.turn.token_ids], self.request.callable)
+        ids, request = [*self.forced, *choice.turn.token_ids], self.request
+        parsed = parse(self.parts.renderer, ids, request.callable, calls=request.reads_calls)
         forced = len(self.forced)
         return [Span(s.kind, max(0, s.start - forced), s.end - forced) for s in parsed.spans if s.end > forced]

@@ -14,7 +14,7 @@ from itertools import takewhile
 from agentrl.errors import RenderError
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.renderers.base import Delta, Parser, Renderer, parse
+from agentrl.sessions.renderers.base import Delta, Parser, Renderer, SpanKind, make_parser, parse
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
 CHARACTERS = 8
@@ -32,10 +32,10 @@ class Reading:
     """
 
     def __init__(self, renderer: Renderer, request: TurnRequest, forced: Sequence[int], call_ids: str) -> None:
-        self._parser: Parser = renderer.parser(request.callable)
+        self._parser: Parser = make_parser(renderer, request.callable, calls=request.reads_calls)
         self._ends = frozenset(renderer.stop_token_ids)
         self._stop, self._parallel, self._call_ids = request.sampling.stop, request.parallel, call_ids
-        self._may_call = request.may_call
+        self._may_call, self._forced = request.may_call, len(forced)
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._withheld = ""
@@ -43,6 +43,7 @@ class Reading:
         self._calls: list[Delta] = []
         self.malformed = 0
         self.not_allowed = 0
+        self.reasoning_tokens = 0
         self.read = 0
         self._deltas(self._parser.feed(forced))
 
@@ -70,6 +71,8 @@ class Reading:
     def finish(self, reason: FinishReason) -> tuple[list[Delta], Message]:
         """The turn has ended: the last deltas, and the message as sent."""
         last, parsed = self._parser.finish()
+        thoughts = [span for span in parsed.spans if span.kind is SpanKind.REASONING and span.end > self._forced]
+        self.reasoning_tokens = sum(span.end - max(span.start, self._forced) for span in thoughts)
         deltas = self._deltas(last)
         if self._withheld and not self._stopped:
             deltas.append(self._content_delta(self._withheld))

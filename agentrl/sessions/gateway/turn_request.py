@@ -86,6 +86,11 @@ class TurnRequest:
         """Every tool that a turn may call."""
         return [*self.tools, *self.deferred]
 
+    @property
+    def reads_calls(self) -> bool:
+        """False where no tools are on offer: a call that the model writes all the same is text."""
+        return bool(self.tools or self.deferred) or self.allowed is not None
+
     def may_call(self, name: str) -> bool:
         """Return whether a turn may call the tool of this name."""
         return self.allowed is None or name in self.allowed

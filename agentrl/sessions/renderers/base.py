@@ -154,8 +154,23 @@ class Renderer(Protocol):
         """
 
 
-def parse(renderer: Renderer, token_ids: Sequence[int], tools: Sequence[ToolSchema] = ()) -> Parsed:
-    """Read a whole turn at once."""
+def make_parser(renderer: Renderer, tools: Sequence[ToolSchema] = (), *, calls: bool = True) -> Parser:
+    """A fresh parser for one turn.
+
+    Args:
+        renderer: the format.
+        tools: the tools on offer.
+        calls: whether calls are read; else they stay text, where the format's parser has `without_calls`.
+    """
     parser = renderer.parser(tools)
+    plain = None if calls else getattr(parser, "without_calls", None)
+    return parser if plain is None else plain()
+
+
+def parse(
+    renderer: Renderer, token_ids: Sequence[int], tools: Sequence[ToolSchema] = (), *, calls: bool = True
+) -> Parsed:
+    """Read a whole turn at once; arguments as of `make_parser`."""
+    parser = make_parser(renderer, tools, calls=calls)
     parser.feed(token_ids)
     return parser.finish()[1]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.sessions.renderers.base import SpanKind, ToolSchema
 from agentrl.types import FunctionCall, Tokenizer, ToolCall
@@ -63,6 +63,21 @@ class Grammar:
     regions: Mapping[str, Region]
     read: Reader
     lead: str = ""
+
+    def without_calls(self) -> Grammar:
+        """The grammar of turns whose calls are text: no delimiter begins one, but for a header that names the tool."""
+        calls = {
+            name
+            for name, region in self.regions.items()
+            if region.kind is SpanKind.TOOL_CALL or (region.blank_is_markup and name != self.start)
+        }
+        regions = dict(self.regions)
+        for name in regions.keys() - calls:
+            region = regions[name]
+            exits = {mark: leaving for mark, leaving in region.exits.items() if leaving.to not in calls}
+            opens = {first: to for first, to in region.opens.items() if to not in calls}
+            regions[name] = replace(region, exits=exits, opens=opens)
+        return replace(self, regions=regions)
 
 
 def make_malformed(raw: str, index: int, problem: str) -> ToolCall:

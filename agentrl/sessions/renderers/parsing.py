@@ -51,15 +51,23 @@ class Bound:
     """A grammar compiled for one tokenizer; its `parser()` is cheap."""
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, stop_token_ids: Sequence[int]) -> None:
-        self.grammar = grammar
+        self.grammar, self._tokenizer = grammar, tokenizer
         self.stops = frozenset(stop_token_ids)
         self.pieces = _Pieces(getattr(tokenizer, "token_bytes", None) or (lambda id_: tokenizer.decode([id_]).encode()))
         self.regions = {name: _bind(name, region, tokenizer) for name, region in grammar.regions.items()}
         self.marks = frozenset(index for region in self.regions.values() for index in region.by_id)
+        self._without_calls: Bound | None = None
 
     def parser(self, tools: Sequence[ToolSchema] = ()) -> RegionParser:
         """A fresh parser for one turn."""
         return RegionParser(self, tools)
+
+    def without_calls(self) -> Bound:
+        """The same for turns whose calls are text, compiled once."""
+        if self._without_calls is None:
+            self._without_calls = Bound(self.grammar.without_calls(), self._tokenizer, ())
+        self._without_calls.stops = self.stops
+        return self._without_calls
 
     def end_also(self, token_ids: Sequence[int]) -> None:
         """Read these tokens as ends of a turn, too."""
@@ -116,6 +124,10 @@ class RegionParser:
         self._deltas: list[Delta] = []
         self._ended = False
         self._enter(bound.grammar.start, bound.grammar.lead)
+
+    def without_calls(self) -> RegionParser:
+        """A fresh parser that reads calls as text, as the model wrote them."""
+        return RegionParser(self._bound.without_calls(), self._tools)
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """Take more of the turn's tokens; return what they make known."""

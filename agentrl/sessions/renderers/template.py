@@ -23,7 +23,7 @@ from agentrl.sessions.renderers.proof.short_conversations import USER, common
 from agentrl.sessions.renderers.wire import as_wire
 from agentrl.types import Message
 
-_GENERATION = re.compile(r"(\{%-?\s*)(end)?generation(\s*-?%\})")
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
 
 def template_whole(tokenizer: HFTokenizer, *, stop: str = "", **variables: Any) -> Whole:
@@ -65,7 +65,7 @@ def template_whole(tokenizer: HFTokenizer, *, stop: str = "", **variables: Any) 
 def _whole(tokenizer: HFTokenizer, source: str, variables: dict[str, Any], stop: str) -> Whole:
     template = _compile(source)
     guard, seen = MarkupGuard(tokenizer), tokenizer.images
-    given = {**_special_tokens(tokenizer.config), **variables}
+    given = {"documents": None, **_special_tokens(tokenizer.config), **variables}
     place = secrets.token_hex(16)  # no text of a conversation holds it
     ended = re.compile(rf"{place}(\s*){re.escape(stop)}|{place}")
 
@@ -144,11 +144,9 @@ def _tojson(
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token and the others, which a configuration spells as text or as a mapping."""
-    found = {}
-    for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = config.get(key)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[key] = text
-    return found
+    """bos_token and all others with a name, which a configuration spells as text or as a mapping."""
+    named = {key: value for key, value in config.items() if key.endswith("_token")}
+    for key in ("model_specific_special_tokens", "extra_special_tokens"):
+        named |= more if isinstance(more := config.get(key), dict) else {}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}

@@ -57,6 +57,7 @@ class GeneratedTurn:
     message: Message
     reply_id: str | None = None
     arrival: Arrival | None = None
+    reasoning_tokens: int = 0
     node: Node | None = None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.wire import chat, completions, messages, responses
 from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT
@@ -288,3 +289,22 @@ async def test_an_address_that_does_not_exist_answers_in_the_protocols_own_shape
         assert wrong.headers["allow"] == "POST"
         with pytest.raises(Exception, match="no such address"):
             await claude(access).messages.batches.retrieve("x")
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "missing"),
+    [
+        ({"type": "json_schema"}, "response_format", "response_format.schema"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x"}},
+            "response_format",
+            "response_format.json_schema.schema",
+        ),
+        ({"type": "json_schema", "name": "x"}, "text.format", "text.format.schema"),
+    ],
+)
+def test_a_schema_that_is_missing_is_named(form: Any, name: str, missing: str) -> None:
+    """Any object fitted what was asked for."""
+    with pytest.raises(ApiError, match=f"^{missing}: is required"):
+        chat.schema_of(form, True, name)
+    assert chat.schema_of({"type": "json_object"}, True) == '{"type": "object"}'

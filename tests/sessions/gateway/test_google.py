@@ -156,7 +156,15 @@ async def test_errors_are_in_googles_form_with_a_status_that_its_clients_know(se
         ({"contentz": HI}, "did you mean 'contents'"),
         ({"generationConfig": {"temprature": 1}}, "did you mean 'temperature'"),
         ({"generationConfig": {"temperature": "1"}}, "temperature"),
-        ({"generationConfig": {"maxOutputTokens": True}}, "max_completion_tokens"),
+        ({"generationConfig": {"maxOutputTokens": True}}, r"^generationConfig\.maxOutputTokens=True"),
+        ({"generationConfig": {"topK": 2.5}}, r"^generationConfig\.topK=2.5"),
+        ({"generationConfig": {"stop": ["x"]}}, "did you mean 'stopSequences'"),
+        ({"generationConfig": {"max_tokens": 3}}, "did you mean 'maxOutputTokens'"),
+        ({"generationConfig": {"min_p": 0.1}}, "unknown parameter 'generationConfig.minP'"),
+        ({"temperature": 0.5}, r"did you mean 'generationConfig\.temperature'"),
+        ({"messages": []}, "unknown parameter 'messages'"),
+        ({"generationConfig": {"responseSchema": {"type": "OBJECT"}}}, "needs generationConfig.responseMimeType"),
+        ({"systemInstruction": {"parts": [{}]}}, r"systemInstruction\.parts\[0\]\.text"),
         ({"generationConfig": {"stopSequences": "x"}}, "stopSequences"),
         ({"generationConfig": {"logprobs": 2}}, "responseLogprobs"),
         ({"generationConfig": {"responseLogprobs": True, "logprobs": 21}}, "logprobs"),
@@ -187,7 +195,7 @@ def test_names_may_have_underscores_and_what_changes_nothing_is_ignored_and_coun
         safety_settings=[],
         tools=[*TOOLS, {"google_search": {}}],
         newer={"x": 1},
-        contents=[{"parts": [{"text": "hi", "thought_signature": "x"}], "mood": "good"}],
+        contents=[{"parts": [{"text": "hi", "thought_signature": "x", "newest": 1}], "mood": "good"}],
     )
     assert (message, request.prelude[0].text) == (Message(role="user", content="hi"), "ab")
     assert request.sampling.max_new_tokens == 7
@@ -195,12 +203,12 @@ def test_names_may_have_underscores_and_what_changes_nothing_is_ignored_and_coun
     assert request.ignored == {
         **{name: name for name in ("safetySettings", "tools.googleSearch", f"{config}.mediaResolution")},
         **{f"{config}.thinkingConfig.thinkingBudget": f"{config}.thinkingConfig.thinkingBudget"},
-        **{"newer": "unknown", "mood": "unknown"},
+        **{"newer": "unknown", "mood": "unknown", "newest": "unknown"},
     }
 
 
 def test_sampling_follows_the_rule_of_the_gateway() -> None:
-    config = {"temperature": 0.3, "topP": 0.5, "topK": 4, "seed": 5, "stopSequences": ["x"]}
+    config = {"temperature": 0.3, "topP": 0.5, "topK": 4.0, "seed": 5, "stopSequences": ["x"]}
     own, _ = asked(generationConfig=config)
     assert (own.sampling.temperature, own.sampling.top_p, own.sampling.top_k, own.sampling.seed) == (0.3, 0.5, 4, 5)
     runs, _ = asked(Limits(sampling="run", temperature=0.7), generationConfig=config)

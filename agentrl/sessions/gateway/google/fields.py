@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
-from agentrl.sessions.gateway.wire.fields import find_misspelt
+from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, called_here, find_misspelt
 from agentrl.sessions.gateway.wire.objects import object_at
 from agentrl.sessions.gateway.wire.validation import MOST_FIELDS, header_name
 
@@ -37,6 +38,7 @@ def keep(
     where: str,
     ignored: dict[str, str],
     strict: bool,
+    generates: bool = False,
 ) -> dict[str, Any]:
     """The fields that are read.
 
@@ -48,11 +50,14 @@ def keep(
         where: the object's place in the request; "" is the request itself.
         ignored: takes those that are not read, each with the name to count it under.
         strict: whether a field that is not known is refused.
+        generates: whether a field is refused that changes the text elsewhere (`CHANGE_TEXT`).
 
     Raises:
         ApiError: a field is refused, or nearly spelt like one that is read.
     """
     kept = {}
+    known = read | CHANGE_TEXT if generates else read
+    names = {re.sub("([A-Z])", lambda capital: f"_{capital[0].lower()}", one): one for one in read}
     for name, value in given.items():
         place = f"{where}.{name[:100]}" if where else name[:100]
         if name in read:
@@ -61,8 +66,9 @@ def keep(
             ignored[place] = place
         elif name in refused:
             raise refuse_parameter(place)
-        elif (near := find_misspelt(name, read)) is not None or strict:
-            hint = f"; did you mean {near!r}?" if near else ""
+        elif (near := find_misspelt(name, known)) is not None or strict:
+            meant = near if near in read else names.get(called_here(near or name, frozenset(names)) or "")
+            hint = f"; did you mean {meant!r}?" if meant else ""
             raise ApiError(400, f"unknown parameter {place!r}{hint}", "unknown_parameter", place)
         else:
             ignored[header_name(name)] = "unknown"

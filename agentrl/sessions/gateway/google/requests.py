@@ -6,12 +6,14 @@ their names and arguments. Reasoning is returned, as parts with `thought`, where
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from agentrl.sessions.gateway.google.fields import keep, rename_fields
+from agentrl.sessions.gateway.google.fields import camel, keep, rename_fields
 from agentrl.sessions.gateway.google.tools import choice, json_schema, read_tools
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.http.bodies import Body, History
@@ -41,6 +43,7 @@ _GENERATION = {
     "topP": "top_p",
 }
 """Google's names of sampling parameters, and OpenAI's."""
+_WHOLE = frozenset({"max_completion_tokens", "n", "seed", "top_k", "top_logprobs"})
 _FORMS = frozenset({"responseFormat", "responseJsonSchema", "responseMimeType", "responseSchema"})
 _CONFIGURED = frozenset({*_FORMS, *_GENERATION, "responseLogprobs", "responseModalities", "thinkingConfig"})
 _UNHEARD = frozenset({"audioTimestamp", "enableAffectiveDialog", "mediaResolution", "speechConfig"})
@@ -64,16 +67,25 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
         ApiError: a parameter is wrong, unknown or not supported.
     """
     ignored, strict = dict[str, str](), limits.strict_fields
-    given = keep(rename_fields(body.fields, "body"), _READ, _HARMLESS, _REFUSED, "", ignored, strict)
+    fields = rename_fields(body.fields, "body")
+    if (misplaced := next((name for name in fields if name in _CONFIGURED), None)) is not None:
+        hint = f"did you mean 'generationConfig.{misplaced}'?"
+        raise ApiError(400, f"unknown parameter {misplaced!r}; {hint}", "unknown_parameter", misplaced)
+    given = keep(fields, _READ, _HARMLESS, _REFUSED, "", ignored, strict, generates=True)
     tools = read_tools(given.get("tools", []), ignored, strict)
     force, offered, allowed = choice(given.get("toolConfig", {}), tools, ignored, strict)
     config = rename_fields(given.get("generationConfig", {}), "generationConfig")
-    config = keep(config, _CONFIGURED, _UNHEARD, frozenset(), "generationConfig", ignored, strict)
+    own = frozenset(map(camel, SAMPLING)) if limits.sampling == "run" and not strict else frozenset[str]()
+    config = keep(config, _CONFIGURED, _UNHEARD | own, frozenset(), "generationConfig", ignored, strict, generates=True)
     drawn, thoughts = (
         _read_sampling(config, limits, ignored),
         _thoughts(config.get("thinkingConfig", {}), ignored, strict),
     )
-    system = _texts(_parts(given["systemInstruction"], "systemInstruction")) if "systemInstruction" in given else ""
+    form = form_of(_form(config), "generationConfig.responseSchema", force, ignored)
+    with _names_as_sent():
+        sampling = sampling_of(drawn, limits, form, json_schema)
+        choices = number(drawn, "n", 1, 1, limits.choices, whole=True)
+    system = _texts(given["systemInstruction"], "systemInstruction") if "systemInstruction" in given else ""
     history = body.history
     if history is None and CONTENTS in given:
         contents = given[CONTENTS]
@@ -86,10 +98,8 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
         history=history,
         convert=functools.partial(convert, strict=strict),
         tools=tools if offered else (),
-        sampling=sampling_of(
-            drawn, limits, form_of(_form(config), "generationConfig.responseSchema", force, ignored), json_schema
-        ),
-        n=number(drawn, "n", 1, 1, limits.choices, whole=True),
+        sampling=sampling,
+        n=choices,
         stream=stream,
         force=force,
         allowed=allowed,
@@ -105,7 +115,7 @@ def _read_sampling(config: Mapping[str, Any], limits: Limits, ignored: dict[str,
         raise ApiError(400, "generationConfig.logprobs: needs responseLogprobs to be true", "invalid_value", "logprobs")
     if [str(one).upper() for one in config.get("responseModalities", [])] not in ([], ["TEXT"]):
         raise refuse_parameter("generationConfig.responseModalities", "only TEXT")
-    given = {plain: config[name] for name, plain in _GENERATION.items() if name in config}
+    given = {plain: _whole(config[name], plain) for name, plain in _GENERATION.items() if name in config}
     stops = given.get("stop", [])
     if not isinstance(stops, list):
         raise ApiError(400, "generationConfig.stopSequences: must be a list", "invalid_value", "stopSequences")
@@ -113,8 +123,25 @@ def _read_sampling(config: Mapping[str, Any], limits: Limits, ignored: dict[str,
         own = {**SAMPLING, **limits.drawn}
         ignored |= {name: name for name, value in given.items() if name in own and value != own[name]}
         given = {name: value for name, value in given.items() if name not in own}
-    whole = {"n", "max_completion_tokens"} & given.keys()
-    return given | {name: number(given, name, None, 1, 2**31, whole=True) for name in whole}
+    return given
+
+
+def _whole(value: Any, name: str) -> Any:
+    """A parameter's value: packages write whole numbers with a point (`topK`)."""
+    return int(value) if name in _WHOLE and isinstance(value, float) and value.is_integer() else value
+
+
+@contextlib.contextmanager
+def _names_as_sent() -> Iterator[None]:
+    """Give errors of the block the name that Google's API has for the parameter."""
+    try:
+        yield
+    except ApiError as error:
+        name = next((name for name, plain in _GENERATION.items() if plain == error.param), None)
+        if name is None:
+            raise
+        place = f"generationConfig.{name}"
+        raise replace(error, message=error.message.replace(error.param or "", place, 1), param=place) from None
 
 
 def _thoughts(config: Any, ignored: dict[str, str], strict: bool) -> bool:
@@ -131,6 +158,9 @@ def _form(config: Mapping[str, Any]) -> Any:
     if "responseFormat" in config or kind not in ("text/plain", "application/json"):
         raise refuse_parameter("generationConfig.responseMimeType", "only text/plain and application/json")
     if kind == "text/plain":
+        if form := next((name for name in ("responseJsonSchema", "responseSchema") if name in config), None):
+            why = "needs generationConfig.responseMimeType to be application/json"
+            raise ApiError(400, f"generationConfig.{form}: {why}", "invalid_value", f"generationConfig.{form}")
         return None
     if "responseJsonSchema" in config:
         schema = dict(object_at(config["responseJsonSchema"], "generationConfig.responseJsonSchema"))
@@ -155,10 +185,12 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
         given = keep(
             rename_fields(item, where), frozenset({"role", "parts"}), frozenset(), frozenset(), where, ignored, strict
         )
+        seen = dict[str, str]()
         parts = [
-            keep(one, _PARTS, _ECHOED, _NOT_TEXT, f"{where}.parts[{number}]", {}, strict)
+            keep(one, _PARTS, _ECHOED, _NOT_TEXT, f"{where}.parts[{number}]", seen, strict)
             for number, one in enumerate(_parts(given, where))
         ]
+        ignored |= {name: why for name, why in seen.items() if why == "unknown"}
         role = given.get("role", "user")
         if role == "model":
             add_turn(messages, _model(parts, where, start + place))
@@ -181,8 +213,8 @@ def _parts(content: Any, where: str) -> list[dict[str, Any]]:
     return [rename_fields(part, f"{where}.parts[{place}]") for place, part in enumerate(parts)]
 
 
-def _texts(parts: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(text_at(part, "text", "parts") for part in parts)
+def _texts(content: Any, where: str) -> str:
+    return "".join(text_at(part, "text", f"{where}.parts[{i}]") for i, part in enumerate(_parts(content, where)))
 
 
 def _model(parts: Sequence[Mapping[str, Any]], where: str, item: int) -> Message:

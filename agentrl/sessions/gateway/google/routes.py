@@ -169,9 +169,11 @@ def _prompt_usage(exchange: Exchange) -> dict[str, int]:
 
 def _usage(exchange: Exchange) -> dict[str, int]:
     counted = usage(exchange)
+    thoughts = counted["completion_tokens_details"]["reasoning_tokens"]
     return {
         "promptTokenCount": counted["prompt_tokens"],
-        "candidatesTokenCount": counted["completion_tokens"],
+        "candidatesTokenCount": counted["completion_tokens"] - thoughts,
+        "thoughtsTokenCount": thoughts,
         "totalTokenCount": counted["total_tokens"],
         "cachedContentTokenCount": counted["prompt_tokens_details"]["cached_tokens"],
     }

@@ -92,7 +92,7 @@ def choice(
     if not isinstance(allowed, list) or not all(isinstance(name, str) for name in allowed):
         raise ApiError(400, "allowedFunctionNames: must be a list", "invalid_value", "toolConfig")
     if mode == "NONE":
-        return None, False, frozenset()
+        return None, False, frozenset() if tools else None
     if mode == "VALIDATED":
         ignored[f"{where}.mode"] = f"{where}.mode"
     some = frozenset(allowed) if allowed and set(allowed) != set(names) else None

@@ -232,8 +232,12 @@ def schema_of(form: Any, can: bool, name: str = "response_format") -> str | None
         raise refuse_parameter(name, f"{kind} {why}")
     if kind == "regex":
         return None
-    schema = object_at(form.get("json_schema", form), name).get("schema", {"type": "object"})
-    object_at(schema, f"{name}.schema")
+    place = f"{name}.json_schema" if "json_schema" in form else name
+    schema = object_at(form.get("json_schema", form), place).get("schema")
+    if schema is None and kind == "json_schema":
+        raise ApiError(400, f"{place}.schema: is required with json_schema", "invalid_value", f"{place}.schema")
+    schema = {"type": "object"} if schema is None else schema
+    object_at(schema, f"{place}.schema")
     return json.dumps(schema, sort_keys=True)
 
 
@@ -275,7 +279,7 @@ def choose_tools(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema]
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed, choice = _read_allowed(object_at(choice.get("allowed_tools", choice), "tool_choice"))
     if choice == "none":
-        return [], None, frozenset()
+        return [], None, frozenset() if tools else None
     if choice == "auto":
         return tools, None, allowed
     if not any(allowed is None or tool["function"]["name"] in allowed for tool in tools):

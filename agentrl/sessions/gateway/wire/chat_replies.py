@@ -105,6 +105,7 @@ def usage(exchange: Exchange) -> dict[str, Any]:
         "completion_tokens": sampled,
         "total_tokens": exchange.prompt_tokens + sampled,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in exchange.choices)},
     }
 
 

@@ -353,6 +353,6 @@ def _usage(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:
         "input_tokens": exchange.prompt_tokens,
         "input_tokens_details": {"cached_tokens": choice.turn.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
         "total_tokens": exchange.prompt_tokens + sampled,
     }
