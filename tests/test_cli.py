@@ -64,6 +64,7 @@ def test_a_package_whose_loading_was_broken_off_is_not_called_missing(monkeypatc
         (["train", "env=calculator", "resume="], ["resume='' is empty", "leave it out"]),
         (["train", "env=calculator", "lora.adapter="], ["lora", "adapter='' is empty"]),
         (["train", "env=calculator", "run_dir=7"], ["run_dir=7", "string", "quoted"]),
+        (["reject", "env=calculator", "policy=expert", "out=/proc/none/b.jsonl"], ["out=/proc/none", "can't write"]),
         (["serve-training", "model=tiny", "resume="], ["resume='' is empty"]),
         (["train", "stepz=3"], ["'env' is required", "'stepz'", "did you mean 'steps'"]),
         (["train", "env=calculator", "shaping.scale_rewards=true"], ["'shaping'", "did you mean 'algo.shaping'"]),

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 
 from agentrl.errors import InvalidInput, StoreError, UnknownName
 from agentrl.sessions.store.query import Between, Contains
+from agentrl.sessions.store.search import search
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.writing import SessionGrowth
 from agentrl.sessions.tree import tree
@@ -405,3 +406,17 @@ def test_a_store_that_did_not_keep_which_tools_were_called_does_so_once_a_run_go
     with Store(tmp_path / "s.db") as store:
         store.save(calling("now", "look"))
         assert store.ids(tool="look") == ["before", "now"]
+
+
+def test_a_store_in_a_folder_that_can_not_be_written_is_read_without_files_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a disk mounted read-only SQLite could not make its log's files, and no command could read the run."""
+    with Store(tmp_path / "s.db") as store:
+        store.save(small("a"))
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr("os.access", lambda *args: False)
+    with Store(tmp_path / "s.db", read_only=True) as store:
+        assert store.ids() == ["a"]
+        assert search(tmp_path / "s.db", "m0").rows
+        assert set(tmp_path.iterdir()) == before
