@@ -6,7 +6,6 @@ they load, a tenth of the time until the first step, and find nothing.
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import sys
@@ -51,12 +50,14 @@ def _run() -> None:
     except SystemExit as ended:
         threading.Thread(target=_end_without_threads, args=(ended.code,), daemon=True).start()
         raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        from agentrl.common.foreign_errors import disk_failure
+
+        if (failure := disk_failure(error)) is None:
             raise
-        where = repr(error.filename) if error.filename else "what is printed, or a file,"
+        where = repr(failure.filename) if failure.filename else "can't write to standard output, or a file"
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try once more as it ends
-        sys.exit(f"error: {where} can't be written: {error.strerror}; make room on that disk, or write to another")
+        sys.exit(f"error: {where}: {failure.strerror}")
 
 
 def _find_hiding(trace: str) -> str:

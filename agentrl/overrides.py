@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -44,12 +43,7 @@ def parse_words(words: Iterable[str]) -> Tree:
         if not equals or not all(key.split(".")):
             example = f"env={word if word.isprintable() and not set('= -') & set(word) else 'calculator'}"
             raise ConfigError(f"{word!r} is not a setting; settings look like key=value, for example {example}")
-        try:
-            value = yaml_settings.read(text) if text else ""
-        except (yaml.YAMLError, ValueError, OverflowError):
-            value = text  # a path or a sentence that only looks like YAML
-        if isinstance(value, dict) and value and ":" not in text and not any(value.values()):
-            value = text  # {folder}, a placeholder: YAML takes it for a mapping without values
+        value = yaml_settings.read_word(text)
         for setting in _leaves(key, value):
             if setting in given:
                 raise ConfigError(f"{setting!r} is given twice, as {given[setting]!r} and as {word!r}")
@@ -320,6 +314,10 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], tree: Mapping[str, A
             return name_section(key, detail["msg"].removeprefix("Value error, "))
         case "value_error":  # a rule of ours, between fields
             return (f"{key}: " if key else "") + detail["msg"].removeprefix("Value error, ")
+        case "string_type" if isinstance(value, int | float):
+            return (
+                f"{key}={value!r}: input should be a valid string; quoted, it is one: {key}='\"{str(value).lower()}\"'"
+            )
         case "tuple_type":
             return f'{key}={value!r}: this is a list of values, such as [0.5, 2] or ["layers.?", "head.*"]'
         case _:

@@ -272,10 +272,10 @@ def test_a_full_disk_is_told_with_what_to_do(size: str, mend: str, tmp_path: Pat
 @pytest.mark.slow
 def test_output_that_can_not_be_written_is_told_and_one_without_a_known_width_is_written(tmp_path: Path) -> None:
     """A full disk below `> FILE` was answered with a traceback, and COLUMNS=0 with nothing at all."""
-    for command, said in (("envs", "can't write to standard output: No space left on device"), ("--help", "make room")):
+    for command in ("envs", "--help"):
         done = run(["bash", "-c", f'"$0" -m agentrl {command} > /dev/full', sys.executable], tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-        assert said in done.stderr
+        assert "can't write to standard output" in done.stderr
     assert "Commands" in run([sys.executable, "-m", "agentrl", "--help"], tmp_path, COLUMNS="0").stdout
 
 

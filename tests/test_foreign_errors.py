@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from agentrl.common.foreign_errors import is_infrastructure, is_one_of, words
+from agentrl.common.foreign_errors import disk_failure, is_infrastructure, is_one_of, words
 from agentrl.errors import InfraError
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import tool
@@ -119,3 +119,13 @@ async def test_a_group_of_exceptions_is_told_with_what_is_in_it() -> None:
     """Of a TaskGroup 'unhandled errors (1 sub-exception)' said nothing of what had failed."""
     group = ExceptionGroup("unhandled", [KeyError("x"), ValueError("y")])
     assert await called(group) == "Error: ExceptionGroup: unhandled (2 sub-exceptions): KeyError: 'x'; ValueError: y"
+
+
+def test_a_disks_failure_is_known_from_a_library_in_rust_too_and_from_a_file_alone_if_it_is_a_permission() -> None:
+    """safetensors told of a full disk by a traceback, where a run builds its model."""
+    full = disk_failure(RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"))
+    assert full is not None
+    assert full.errno == errno.ENOSPC
+    assert disk_failure(PermissionError(errno.EACCES, "denied", "file")) is not None
+    assert disk_failure(PermissionError(errno.EACCES, "denied")) is None  # of a port, say
+    assert disk_failure(RuntimeError("connection refused (os error 111)")) is None

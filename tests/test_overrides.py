@@ -7,9 +7,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.common.imports import load
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import fields, merge, merge_settings, parse_words, read_yaml, spread, validate
+from agentrl.train.record.files import named_folder
 
 
 def build(*words: str) -> RunConfig:
@@ -155,6 +157,18 @@ def test_merging_keeps_every_leaf_of_the_higher_tree(low: dict[str, object], hig
     merged = leaves(merge(low, high))
     for path, value in leaves(high).items():
         assert merged.get(path, merged.get((*path, "name"))) == value
+
+
+def test_a_tilde_is_the_users_folder_before_and_after_settings_are_validated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A run went into a folder named `~`, beside the shell's: bash expands it in words alone, not in a file."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "world.py").write_text("import agentrl\nclass World(agentrl.Env): ...\n")
+
+    assert build("env=x", "run_dir=~/run", "lora.adapter=~/a").run_dir == f"{tmp_path}/run"
+    assert named_folder({"resume": "~/run"}, "resume") == f"{tmp_path}/run"
+    assert load("~/world.py:World", "env").__name__ == "World"
 
 
 def test_dotted_keys_spread_into_a_tree() -> None:

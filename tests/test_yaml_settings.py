@@ -54,6 +54,12 @@ MEANT: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("text", ["task #3", "#3", "&now", "!bang", "|", "line\nline", "'quoted' # not", "[1] # x"])
+def test_a_text_on_the_command_line_is_all_of_it(text: str) -> None:
+    """YAML takes what follows " #" for a comment, joins lines, and reads an anchor and a block as nothing."""
+    assert parse_words([f"env.x={text}"])["env"]["x"] == text
+
+
 @pytest.mark.parametrize("text", MEANT)
 def test_a_setting_is_what_it_looks_like(text: str, tmp_path: Path) -> None:
     """YAML 1.1 has 010 for 8, 1:30 for 90, no for false, 2024-01-01 for a date, and 1e-5 for text."""

@@ -8,12 +8,17 @@ names of their classes, so that none of them is imported for it.
 from __future__ import annotations
 
 import errno
+import os
+import re
 from collections.abc import Iterator
 
 from agentrl.common.untrusted import safe_text
 
 RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 """Error numbers of a machine that has no more of something, or whose disk fails."""
+DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+"""Error numbers of a disk that is full, read-only or fails, and of a limit to a file's size (`ulimit -f`)."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
 NETWORK = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT})
 """Error numbers of a network that does not connect."""
 CONNECTIONS = frozenset(
@@ -76,6 +81,18 @@ def is_infrastructure(error: BaseException, *, own_deadlines: bool = False) -> b
     if isinstance(error, TimeoutError) and error.errno is None:
         return not own_deadlines
     return isinstance(error, OSError) and error.errno in RESOURCES | NETWORK
+
+
+def disk_failure(error: BaseException) -> OSError | None:
+    """Return the error of a disk that can't be written, or of a file that may not be used; None where it is another.
+
+    Libraries in Rust, such as safetensors, have classes of their own for it, and its number in the text.
+    """
+    if isinstance(error, OSError):
+        is_denied = error.errno in (errno.EACCES, errno.EPERM) and error.filename is not None  # a port may be, too
+        return error if is_denied or error.errno in DISK else None
+    number = int(found[1]) if (found := OS_ERROR.search(text_of(error))) else 0
+    return OSError(number, os.strerror(number)) if number in DISK else None
 
 
 def port_advice(error: Exception) -> str:

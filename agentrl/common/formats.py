@@ -8,6 +8,7 @@ agentrl wrote it, so a reader that is too old names the one that is needed, and 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -106,6 +107,17 @@ def mark_database(db: sqlite3.Connection, written: Format) -> None:
     db.execute("DELETE FROM about")
     db.execute("INSERT INTO about VALUES (?)", (__version__,))
     db.execute(f"PRAGMA user_version = {written.number}")
+
+
+def address_to_read(path: Path | str) -> str:
+    """Return the address by which SQLite reads a database that it keeps a log of, without changing it.
+
+    A reader makes files for the log beside it. Where the folder can't be written (a disk mounted read-only, somebody
+    else's run), and there is no log, the database is read as one that nobody writes.
+    """
+    file = Path(path)
+    is_final = not os.access(file.resolve().parent, os.W_OK) and not Path(f"{path}-wal").exists()
+    return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if is_final else ''}"
 
 
 def check_database(path: Path | str, expected: Format, named: Path | None = None) -> None:

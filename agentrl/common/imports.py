@@ -82,7 +82,8 @@ def load(path: str, where: str, error: type[AgentRLError] = ConfigError) -> Any:
 def module_of(module: str, where: str, error: type[AgentRLError] = ConfigError) -> ModuleType:
     """The module of a dotted name or of a file's path; `load` describes arguments and errors."""
     try:
-        return _file_module(Path(module), where) if module.endswith(".py") else importlib.import_module(module)
+        is_file = module.endswith(".py")
+        return _file_module(Path(module).expanduser(), where) if is_file else importlib.import_module(module)
     except AgentRLError:
         raise
     except BaseException as raised:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from agentrl.config.sections import Section
+from agentrl.config.sections import PathText, Section
 
 NODE = "node"
 """As `gateway.host`: the address of the node that the gateway is on."""
@@ -72,9 +72,9 @@ class GatewayConfig(Section):
     name: str | None = Field(default=None, pattern=r"^[\w.:-]+$")
     """The host name or address that programs are given, as it is in the certificate; None: `host`, and with 0.0.0.0 the
     node's address."""
-    tls_certificate: str | None = None
+    tls_certificate: PathText | None = None
     """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
-    tls_key: str | None = None
+    tls_key: PathText | None = None
     """The certificate's private key (a PEM file without a password)."""
 
     sampling: Literal["run", "client"] = "run"

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from agentrl.config.sections import Section
+from agentrl.config.sections import PathText, Section
 
 INSTALL_QUANTISER = "pip install bitsandbytes"
 """The command that installs what `quantize` computes with."""
@@ -40,7 +40,7 @@ class LoraConfig(Section):
     quantize: Literal["none", "nf4"] = "none"
     """The frozen linear layers in four bits (`trainer=torch`, with bitsandbytes): their values become those that four
     bits hold, for engines and exports as for the trainer."""
-    adapter: str | None = None
+    adapter: PathText | None = None
     """A folder in PEFT's format that training begins with, on `model`; rank, scale and layers are the folder's."""
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
-from agentrl.config.sections import LISTED, OfPlugin, Section, Temperature
+from agentrl.config.sections import LISTED, OfPlugin, PathText, Section, Temperature
 
 
 class EnvConfig(Section):
@@ -200,9 +200,9 @@ class SandboxConfig(Section):
     """The backend of every environment's sandboxes (`agentrl plugins`); None: each environment's own `env.sandbox`."""
     url: str | None = None
     """The sandbox server that sandbox=remote uses: https://HOST:PORT of an `agentrl sandbox serve`."""
-    key_file: str | None = None
+    key_file: PathText | None = None
     """A file with that server's key, on every machine that plays sessions; None: the variable AGENTRL_SANDBOX_KEY."""
-    certificate: str | None = None
+    certificate: PathText | None = None
     """A PEM file with the authority to trust for it, or with its own certificate; None: the system's authorities."""
     total: PositiveInt = 64
     """Sandboxes of one process alive at once; with sandbox=remote no more than the server has for it."""

@@ -35,7 +35,7 @@ from agentrl.config.rollout import (
     SandboxConfig,
 )
 from agentrl.config.secrets import Command
-from agentrl.config.sections import LISTED, NAMED, Section
+from agentrl.config.sections import LISTED, NAMED, PathText, Section
 from agentrl.config.tools import ToolSections
 from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
 from agentrl.errors import UntrustedCode, suggest
@@ -114,11 +114,11 @@ class RunConfig(Section):
     """Steps of reinforcement learning."""
     seed: int = Field(default=0, ge=0)
     """The seed of all random choices that are ours."""
-    run_dir: str | None = None
+    run_dir: PathText | None = None
     """The run's folder; None is runs/<env>-<time>."""
-    resume: str | None = None
+    resume: PathText | None = None
     """A run folder to resume, from its newest checkpoint, or a run's `checkpoint_url`, which is downloaded first."""
-    rerun: str | None = None
+    rerun: PathText | None = None
     """A run folder to run again as it was recorded, in another folder, compared token for token; see docs/runs.md."""
     rerun_answers: Literal["compare", "recorded"] = "compare"
     """A rerun's environments and agent programs act again, and are compared with the recording, or do nothing: their
@@ -137,7 +137,7 @@ class RunConfig(Section):
     """Seconds that the end of a run waits for the last copy."""
     grace: NonNegativeFloat = 20.0
     """Seconds that a run which gets SIGTERM, as schedulers send it, may take to finish its optimizer step and save."""
-    faults: str | None = None
+    faults: PathText | None = None
     """A YAML file of faults to inject, to try what a run survives; see docs/faults.md."""
     dry_run: bool = False
     """Start nothing: `agentrl train` prints who would be where, memory, traffic and warnings; see docs/cluster.md."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
@@ -87,6 +88,16 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _empty_is_not_left_out(cls, data: Any) -> Any:
+        """Refuse an empty text for one of agentrl's own that may be left out: `resume=$RUN` of an unset variable."""
+        for name in data if isinstance(data, Mapping) and cls.__module__.startswith("agentrl.") else ():
+            field = cls.model_fields.get(name) if data[name] == "" else None
+            if field is not None and _kinds(field.annotation) == {str, type(None)}:
+                raise ValueError(f"{name}='' is empty; give it a value, or leave it out")
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
     def _accept_earlier_names(cls, data: Any) -> Any:
         """Read a setting by its earlier name; both names at once are refused: which is meant is not known."""
         old = cls.renamed.keys() & data.keys() if isinstance(data, Mapping) else ()
@@ -130,6 +141,8 @@ def _as_list(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+PathText = Annotated[str, AfterValidator(os.path.expanduser)]
+"""The path of a file or folder, in which `~` stands for the user's."""
 NAMED = BeforeValidator(_by_name)
 LISTED = BeforeValidator(_as_list)
 """Of a tuple of texts: one text alone is a tuple of one."""

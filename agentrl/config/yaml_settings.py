@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,38 @@ def read(text: str) -> Any:
     Raises:
         yaml.YAMLError: it is none; a `yaml.MarkedYAMLError` says where.
     """
+    return _take(yaml.load, text)
+
+
+def _take(read_by: Callable[[str, type[yaml.SafeLoader]], Any], text: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        return read_by(text, _Loader)
     except RecursionError:
         raise yaml.YAMLError("it nests too deeply") from None
+
+
+def read_word(text: str) -> Any:
+    """Read a value of the command line: YAML where all of it is a value, and else the text as it is.
+
+    A path or a sentence may look like YAML that drops or joins parts of it: comments (`task #3`), anchors, tags, blocks
+    (`|`), the folding of lines, and `{folder}`, a placeholder, as a mapping without values.
+    """
+    try:
+        node, value = _take(yaml.compose, text), read(text)
+    except (yaml.YAMLError, ValueError, OverflowError):
+        return text
+    if isinstance(node, yaml.ScalarNode):
+        is_whole = node.value == text.strip() if node.style is None else node.style in "'\"" and _spans(node, text)
+    elif isinstance(value, dict) and value and ":" not in text and not any(value.values()):
+        is_whole = False
+    else:
+        is_whole = isinstance(node, yaml.CollectionNode) and (not node.flow_style or _spans(node, text))
+    return value if is_whole else text
+
+
+def _spans(node: yaml.Node, text: str) -> bool:
+    """Return whether a node is all of a text but the spaces around it."""
+    return not text[: node.start_mark.index].strip() and not text[node.end_mark.index :].strip()
 
 
 @lru_cache(maxsize=2)

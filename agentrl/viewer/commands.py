@@ -147,6 +147,8 @@ def edit_score(
 
     if score is not None:
         edits.add(session.parent, session.name, score, why, who)
+    else:
+        edits.require_session(session.parent, session.name)
     found = [edit for edit in edits.read(session.parent) if edit.session == session.name]
     print_lines([str(edit) for edit in found] or ["nobody changed its score"])
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
+from agentrl.common import formats
 from agentrl.sessions.store import edited, schema
 from agentrl.sessions.store.query import Filters, condition
 
@@ -42,7 +42,7 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
 def select_rows(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """The rows of a query over a store that a run may be writing."""
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+        with closing(sqlite3.connect(formats.address_to_read(path), uri=True)) as db:
             edited.show(db, path)
             return db.execute(select, values).fetchall()
     except sqlite3.Error as error:

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 
 from agentrl.errors import InvalidInput, StoreError, UnknownName
 from agentrl.sessions.store.query import Between, Contains
+from agentrl.sessions.store.search import search
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.writing import Saving, SessionGrowth
 from agentrl.sessions.tree import tree
@@ -436,3 +437,17 @@ def test_a_filter_may_name_more_values_than_a_statement_has_parameters(tmp_path:
             assert store.ids(**{name: [*more, of]}) == store.ids(**{name: [of]}) == store.ids(**{name: of})
         assert store.ids(status=[Status.COMPLETED] * 600) == store.ids(status=Status.COMPLETED) != []
         assert store.digests(group=[*more, "g2"]) == store.digests(group="g2") != {}
+
+
+def test_a_store_in_a_folder_that_can_not_be_written_is_read_without_files_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a disk mounted read-only SQLite could not make its log's files, and no command could read the run."""
+    with Store(tmp_path / "s.db") as store:
+        store.save(small("a"))
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr("os.access", lambda *args: False)
+    with Store(tmp_path / "s.db", read_only=True) as store:
+        assert store.ids() == ["a"]
+        assert search(tmp_path / "s.db", "m0").rows
+        assert set(tmp_path.iterdir()) == before

@@ -136,6 +136,7 @@ def test_an_edit_needs_a_number_and_a_reason(run: Path, score: float, why: str):
 
 
 def test_only_sessions_of_an_evaluation_that_has_ended_are_edited(run: Path):
+    assert CliRunner().invoke(app, ["edit-score", f"{run}/nobody"]).exception.__class__ is UnknownName
     with pytest.raises(UnknownName):
         edits.add(run, "nobody", 1.0, "right")
     (run / "result.json").unlink()

@@ -53,6 +53,8 @@ def test_what_can_not_be_pushed_is_refused_and_leaves_the_folder_as_it_is(run: P
     (run / "best.json").write_text(json.dumps({"checkpoint": "step-000001", "metric": "eval/mean", "value": 1}))
     with pytest.raises(ConfigError, match="no checkpoint of step 1"):
         push(run, hub)
+    with pytest.raises(ConfigError, match="the run's own folder, or in it"):
+        push(run, run / "checkpoints" / ".." / "hub", 2)
     push(run, hub, 2)
     before = (hub / "README.md").stat().st_mtime_ns
     with pytest.raises(ConfigError, match="--replace"):

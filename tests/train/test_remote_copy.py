@@ -125,6 +125,7 @@ def test_a_storage_that_hangs_ends_no_run(run: Path, url: str, monkeypatch: pyte
         ("nosuch://bucket/x", "nosuch"),
         ("file:///proc/nothing", "can't write there"),
         ("/a/folder", "is no URL"),
+        ("ftp://127.0.0.1:1/x", "can't be reached"),
     ],
 )
 def test_a_wrong_url_is_refused_by_name_before_anything_is_trained(wrong: str, message: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.config import Section
+from agentrl.config.sections import PathText
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 LARGEST = {"memory_mb": 8192.0, "cpus": 8.0, "pids": 4096.0, "nofile": 65536.0, "lifetime": 4 * 3600.0}
@@ -23,11 +24,11 @@ class SandboxServerConfig(Section):
     """Names besides this machine's that a request's Host header may have, such as a service's."""
     port: int = Field(default=8700, ge=0, le=65535)
     """The port; 0 takes a free one."""
-    key_file: str | None = None
+    key_file: PathText | None = None
     """A file with the key that clients need, at least 16 characters; None: the variable AGENTRL_SANDBOX_KEY."""
-    tls_certificate: str | None = None
+    tls_certificate: PathText | None = None
     """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
-    tls_key: str | None = None
+    tls_key: PathText | None = None
     """The certificate's private key (a PEM file without a password)."""
     sandboxes: PositiveInt = 64
     """Sandboxes alive at once, those of all clients together."""

@@ -77,6 +77,21 @@ def read(folder: Path) -> list[Edit]:
         raise StoreError(f"{str(folder / FILE)!r} is damaged: {error}") from None
 
 
+def require_session(folder: Path, session: str) -> Session:
+    """Return a session of an evaluation.
+
+    Raises:
+        ConfigError: the folder has no result of an evaluation.
+        UnknownName: it has no such session.
+    """
+    if not (folder / "result.json").is_file():
+        raise ConfigError(f"{str(folder)!r} has no result of an evaluation: scores of a training run were trained on")
+    with Store(folder / "sessions.db", read_only=True) as store:
+        if not store.find({"id": session}, limit=1).rows:
+            raise unknown_name("session", session, store.ids())
+        return store.load(session)
+
+
 def add(
     folder: Path, session: str, score: float, why: str, who: str | None = None, *, was: float | None = None
 ) -> Edit:
@@ -95,16 +110,11 @@ def add(
         UnknownName: it has no such session.
         InvalidInput: the score is no number, the session has none, no reason is given, or it was changed meanwhile.
     """
-    if not (folder / "result.json").is_file():
-        raise ConfigError(f"{str(folder)!r} has no result of an evaluation: scores of a training run were trained on")
     if not math.isfinite(score):
         raise InvalidInput(f"score={score}: allowed are finite numbers")
     if not why.strip():
         raise InvalidInput("an edit needs a reason")
-    with Store(folder / "sessions.db", read_only=True) as store:
-        if not store.find({"id": session}, limit=1).rows:
-            raise unknown_name("session", session, store.ids())
-        found = store.load(session)
+    found = require_session(folder, session)
     group = Group(found.group, found.task, [found])
     if not group.scored or found.score is None:
         raise InvalidInput(f"session {session} has no score that counts ({found.status.value})")

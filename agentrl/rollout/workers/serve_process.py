@@ -29,6 +29,7 @@ from agentrl.config import (
 )
 from agentrl.config.gateway import ONE_TURN, ExclusionRule, ForwardConfig, ImageUrlsConfig
 from agentrl.config.secrets import secret_values
+from agentrl.config.sections import PathText
 from agentrl.envs.base import Env
 from agentrl.envs.results import error_text, give_rewards
 from agentrl.envs.rewards import open_rewards
@@ -66,9 +67,9 @@ class ServeConfig(Section):
     """The port; 0 takes a free one."""
     admin_key: str | None = None
     """The key that opening a session needs."""
-    tls_certificate: str | None = None
+    tls_certificate: PathText | None = None
     """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
-    tls_key: str | None = None
+    tls_key: PathText | None = None
     """The certificate's private key (a PEM file without a password)."""
     store: str = "sessions.db"
     """The file in which sessions are kept; open ones are continued. The keys' secret is next to it, in NAME.secret."""
@@ -89,7 +90,7 @@ class ServeConfig(Section):
     tracing: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
     """A collector that gets OpenTelemetry spans of turns over OTLP/HTTP, such as http://127.0.0.1:4318; None: there are
     no spans; see docs/metrics.md."""
-    log: str | None = None
+    log: PathText | None = None
     """A file to which what is logged is added as JSON lines; None: warnings go to standard error alone."""
 
     @model_validator(mode="after")

@@ -15,10 +15,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 
+from agentrl.common import formats
 from agentrl.errors import InvalidInput
 from agentrl.sessions.store import edited, query, schema
 from agentrl.sessions.store.query import Filters
@@ -78,7 +78,7 @@ def search(
         raise InvalidInput("text='': there is nothing to look for")
     until, rows, searched = time.monotonic() + seconds, list[Summary](), 0
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+        with closing(sqlite3.connect(formats.address_to_read(path), uri=True)) as db:
             edited.show(db, path)
             while True:
                 page = query.find(db, filters or {}, sort, descending, batch, after)

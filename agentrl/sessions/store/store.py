@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from agentrl import faults
 from agentrl.common import formats
@@ -56,7 +55,7 @@ class Store:
         self._lock = threading.RLock()
         self._count = CountFile(self.path)
         self._read_only = read_only
-        name = f"file:{quote(self.path)}?mode=ro" if read_only else self.path
+        name = formats.address_to_read(self.path) if read_only else self.path
         if not read_only and self.path != ":memory:":
             integrity.make_private(self.path)
         try:

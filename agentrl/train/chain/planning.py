@@ -36,6 +36,7 @@ from agentrl.train.plan.dry_run import describe_run
 from agentrl.train.plan.preflight import WrittenLater, check_evaluation, check_training
 from agentrl.train.record import chain
 from agentrl.train.record.chain import BEST, STAGES, ChainRecord, StageKind, StageRecord, StageState, settings_hash
+from agentrl.train.record.files import named_folder
 
 UNKNOWN = RunConfig.model_validate({"env": "unknown"})
 """The configuration of a stage of which something is wrong, for those after it to be planned."""
@@ -143,13 +144,13 @@ def plan_chain(*layers: Tree) -> Chain:
     if given.get("rerun"):
         raise ConfigError("rerun is for runs: rerun=CHAIN/STAGE repeats a stage")
     record = None
-    if given.get("resume"):
-        path = Path(str(given["resume"]))
+    if (resumed := named_folder(given, "resume")) is not None:
+        path = Path(resumed)
         record, given = chain.read(path), spread_stages(read_yaml(path / chain.SETTINGS))
         for layer in layers:
             given = merge_layers(given, spread_stages({key: value for key, value in layer.items() if key != "run_dir"}))
     else:
-        path = Path(str(given.get("run_dir") or f"runs/chain-{time.strftime('%Y%m%d-%H%M%S')}"))
+        path = Path(named_folder(given, "run_dir") or f"runs/chain-{time.strftime('%Y%m%d-%H%M%S')}")
         if chain.is_chain(path) or (path / "config.yaml").exists():
             kind = "chain" if chain.is_chain(path) else "run"
             raise ConfigError(f"run_dir={str(path)!r} holds a {kind} already; resume={path} continues it")

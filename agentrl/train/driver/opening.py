@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from agentrl import faults, logs, tracing, watchdog
 from agentrl.common import cores, custom_code
+from agentrl.common.foreign_errors import disk_failure
 from agentrl.config import MODEL, START, RunConfig
 from agentrl.config.run import WatchdogConfig
 from agentrl.config.secrets import secret_values
@@ -33,7 +33,6 @@ from agentrl.train.record.remote_copy import Uploads
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.types import MAIN
 
-DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 ENDING = 10.0
 """Seconds beyond `grace` after which a run that hangs is ended, where SIGTERM did not end it."""
 
@@ -188,8 +187,8 @@ def _guard_folder(folder: RunFolder, display: Display) -> Iterator[None]:
             )
         yield
     except Exception as error:
-        ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
-        named = StoreError(disk_error(error, folder.path)) if ours else error
+        disks = None if isinstance(error, AgentRLError) else disk_failure(error)
+        named = error if disks is None else StoreError(disk_error(disks, folder.path))
         disk = isinstance(named, StoreError) and (folder.path / "model").exists() and not config.rerun
         if isinstance(named, AgentRLError) and (folder.has_saved() or disk) and not config.rerun:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")

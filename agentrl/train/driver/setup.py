@@ -12,6 +12,7 @@ from agentrl.config.secrets import list_hidden
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
+from agentrl.train.record.files import named_folder
 
 TINY = "tiny"
 ADAPTERS_RATE, FULL_RANK = 10, 16
@@ -45,22 +46,20 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: a setting is unknown, has the wrong type, or contradicts another.
     """
-    if tree.get("resume"):
+    if (run := named_folder(tree, "resume")) is not None:
         from agentrl.train.driver.resuming import read_settings
         from agentrl.train.record import kept_code
         from agentrl.train.record.remote_copy import download_resumed
 
-        tree = download_resumed(tree)
-        saved = kept_code.usable(run := Path(tree["resume"]), read_settings(run, "resume"))
+        tree = download_resumed({**tree, "resume": run})
+        saved = kept_code.usable(Path(tree["resume"]), read_settings(Path(tree["resume"]), "resume"))
         if again := tree.get("rerun") or saved.get("rerun"):
             raise ConfigError(f"resume={tree['resume']}: a rerun can't be resumed; begin it again: rerun={again}")
         return validate(_check_secrets(merge(applicable(saved, tree), tree)), RunConfig)
-    if tree.get("rerun"):
+    if (run := named_folder(tree, "rerun")) is not None:
         from agentrl.train.record import recording
 
-        return validate(
-            _check_secrets(merge(applicable(recording.settings(Path(tree["rerun"])), tree), tree)), RunConfig
-        )
+        return validate(_check_secrets(merge(applicable(recording.settings(Path(run)), tree), tree)), RunConfig)
     if tree.get("data") is not None:
         return validate(_check_secrets(merge(_data_recipe(tree), tree)), RunConfig)
     if "env" not in tree:

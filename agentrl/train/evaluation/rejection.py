@@ -8,6 +8,8 @@ nothing again. The file is written when all sessions have ended, always the same
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +21,7 @@ import orjson
 from pydantic import PositiveInt
 
 from agentrl.config import EvalConfig, RunConfig, Section
+from agentrl.config.sections import PathText
 from agentrl.envs import sandboxes
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, NoSignal
@@ -39,7 +42,7 @@ OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".gz", ".json")
 class RejectConfig(Section):
     """The settings of `agentrl reject`, beside those of `agentrl eval`."""
 
-    out: str
+    out: PathText
     """The file of conversations, JSONL; it is written anew when all sessions have ended."""
     n: PositiveInt = 8
     """Sessions of each task; `eval.tasks` says how many tasks."""
@@ -143,7 +146,6 @@ async def reject(
             f"no session of {found.counts['sessions']:,} is kept ({lost}); the best reward is {found.best}, and "
             f"min_reward is {low:g}: lower it, or raise n"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, b"".join(orjson.dumps(row) + b"\n" for row in rows))
     return found
 
@@ -153,6 +155,12 @@ def _goes_on(folder: Path, out: Path) -> bool:
     again = (folder / SETTINGS).exists()
     if out.exists() and not again:
         raise ConfigError(f"out={out}: there is a file already, of other sessions than those in {folder}")
+    try:  # before anything is sampled
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(out.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(f"out={out}: can't write there: {error.strerror}") from None
     return again
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from agentrl.common import formats
 from agentrl.errors import ConfigError
+from agentrl.train.record.files import named_folder
 
 NAME = "chain.json"
 STAGES = "stages"
@@ -149,8 +150,8 @@ def is_chain(path: Path) -> bool:
 
 def describes_chain(settings: Mapping[str, Any]) -> bool:
     """Return whether settings are a chain's, or resume one."""
-    resume = settings.get("resume")
-    return STAGES in settings or (isinstance(resume, str) and is_chain(Path(resume)))
+    resume = named_folder(settings, "resume")
+    return STAGES in settings or (resume is not None and is_chain(Path(resume)))
 
 
 def read(path: Path) -> ChainRecord:

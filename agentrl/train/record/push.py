@@ -42,13 +42,15 @@ def push(run: Path, target: Path, step: int | None = None, *, replace: bool = Fa
         The checkpoint that was taken.
 
     Raises:
-        ConfigError: there is no run or no such checkpoint, or a model is there already.
+        ConfigError: there is no run or no such checkpoint, a model is there already, or the folder is the run's own.
         InvalidInput: the checkpoint is damaged.
     """
     settings = read_settings(run)
     checkpoint = _choose(run, step)
     if (wrong := manifest.damage(checkpoint)) is not None:
         raise InvalidInput(f"{checkpoint} is damaged: {wrong}")
+    if run.resolve() in (target.resolve(), *target.resolve().parents):
+        raise ConfigError(f"{str(target)!r} is the run's own folder, or in it: name another")
     if (target / "config.json").exists() and not replace:
         raise ConfigError(f"{str(target)!r} has a model already; --replace puts this one in its place")
     files = [file for file in sorted(checkpoint.iterdir()) if file.is_file() and file.name not in STATE]

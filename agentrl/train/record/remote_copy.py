@@ -35,6 +35,7 @@ from agentrl.train.display.console import Display
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import kept_code, provenance, ratings, seals
+from agentrl.train.record.files import named_folder
 from agentrl.train.record.seals import HELD_OUT, LOSSES, STREAM
 
 RUN_FILES = (
@@ -63,6 +64,8 @@ class Storage:
             self.files, self.root = url_to_fs(self.url, use_listings_cache=False)
         except (ValueError, ImportError) as error:
             raise ConfigError(f"{field}={url}: {error}") from None
+        except Exception as error:  # some connect at once
+            raise ConfigError(f"{field}={url}: can't be reached: {type(error).__name__}: {error}") from error
 
     def steps(self) -> list[int]:
         """The steps of complete copies, ascending."""
@@ -248,7 +251,7 @@ def download_resumed(settings: Mapping[str, Any]) -> dict[str, Any]:
     url = str(settings["resume"])
     if "://" not in url:
         return dict(settings)
-    run = Path(settings.get("run_dir") or Path("runs") / url.rstrip("/").rpartition("/")[2])
+    run = Path(named_folder(settings, "run_dir") or Path("runs") / url.rstrip("/").rpartition("/")[2])
     others = {name: value for name, value in settings.items() if name != "run_dir"}
     return {**others, "resume": str(fetch(url, run, Display().say))}
 

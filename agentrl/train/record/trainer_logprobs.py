@@ -16,7 +16,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 
@@ -100,7 +99,7 @@ def _select(run: Path, select: str, *values: object) -> list[Any]:
         return []
     formats.check_database(run / NAME, formats.LOGPROBS)
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(run / NAME))}?mode=ro", WAIT, uri=True)) as db:
+        with closing(sqlite3.connect(formats.address_to_read(run / NAME), WAIT, uri=True)) as db:
             return db.execute(select, values).fetchall()
     except sqlite3.Error as error:
         raise StoreError(f"{run / NAME}: {error}") from error

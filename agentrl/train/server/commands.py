@@ -17,7 +17,7 @@ from agentrl.common.concurrency import cancel_on
 from agentrl.errors import ConfigError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import merge, validate
-from agentrl.train.record.files import write_atomically
+from agentrl.train.record.files import named_folder, write_atomically
 from agentrl.train.record.lock import RunLock
 from agentrl.train.server.config import ServeTrainingConfig
 
@@ -33,14 +33,14 @@ def read_settings(tree: dict[str, Any]) -> tuple[ServeTrainingConfig, Path, dict
     Raises:
         ConfigError: a setting is wrong, the folder has a server already, or has none.
     """
-    resume = tree.get("resume")
+    resume = named_folder(tree, "resume")
     if resume is None:
         config = validate(tree, ServeTrainingConfig)
         folder = Path(config.run_dir or f"runs/serve-training-{time.strftime('%Y%m%d-%H%M%S')}")
         if (folder / SETTINGS).exists():
             raise ConfigError(f"run_dir={str(folder)!r} has a server's runs; resume={folder} goes on with them")
         return config, folder, tree
-    folder = Path(str(resume))
+    folder = Path(resume)
     try:
         kept = json.loads((folder / SETTINGS).read_text())
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.config import NAMED, ModelConfig, Section
-from agentrl.config.sections import LISTED
+from agentrl.config.sections import LISTED, PathText
 from agentrl.rollout.engines.local.plugin import LocalConfig
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig
 
@@ -30,15 +30,15 @@ class ServeTrainingConfig(Section):
     """Names besides this machine's that a request's Host header may have, such as a service's."""
     port: int = Field(default=8600, ge=0, le=65535)
     """The port; 0 takes a free one."""
-    tls_certificate: str | None = None
+    tls_certificate: PathText | None = None
     """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
-    tls_key: str | None = None
+    tls_key: PathText | None = None
     """The certificate's private key (a PEM file without a password)."""
     tenants: Annotated[tuple[str, ...], LISTED] = ("default",)
     """Whoever has a key and a folder of their own; none sees another's runs."""
-    run_dir: str | None = None
+    run_dir: PathText | None = None
     """The folder of a new server; None: runs/serve-training-TIME."""
-    resume: str | None = None
+    resume: PathText | None = None
     """The folder of an earlier server, which goes on with its runs, keys and settings."""
     passes: Literal["separate", "mixed"] = "separate"
     """`separate`: each run's requests in passes of their own, as it would have alone. `mixed`: small requests that wait

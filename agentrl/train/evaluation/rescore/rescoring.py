@@ -33,6 +33,7 @@ from agentrl.config import (
     Section,
 )
 from agentrl.config.secrets import public
+from agentrl.config.sections import PathText
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards
@@ -77,7 +78,7 @@ class RescoreConfig(Section):
     """A session has solved its task with a new score of at least this."""
     concurrency: PositiveInt = 64
     """Sessions that are scored at once."""
-    run_dir: str | None = None
+    run_dir: PathText | None = None
     """The folder of the result; None: beside the run, by its name and the digest of these settings."""
     cluster: Annotated[ClusterConfig, NAMED] = ClusterConfig()
     """`cluster.rewards=N`: how many worker processes compute the rewards; 0: this one does."""

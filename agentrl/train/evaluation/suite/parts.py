@@ -17,6 +17,7 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, spread, validate
 from agentrl.train.driver.setup import complete
 from agentrl.train.evaluation.evaluate import refuse_ignored
+from agentrl.train.record.files import named_folder
 
 OF_PARTS = ("env", "eval", "rollout", "rewards", "sandbox", "seed")
 """Sections that a part may set."""
@@ -69,9 +70,9 @@ def read_suite(file: str | Path, words: Mapping[str, Any]) -> Suite:
     for place, tree in (("beside `parts`", shared), ("on the line", words)):
         if "env" in tree:
             raise ConfigError(f"{str(file)!r}: env= stands {place}; each part of a suite has its own")
-    run_dir = {**shared, **words}.get("run_dir")
+    run_dir = named_folder({**shared, **words}, "run_dir")
     made = tuple(_part(str(name), given, shared, words, str(file)) for name, given in parts.items())
-    return Suite(Path(file).stem, made, None if run_dir is None else str(run_dir))
+    return Suite(Path(file).stem, made, run_dir)
 
 
 def _part(name: str, given: Any, shared: Tree, words: Mapping[str, Any], file: str) -> SuitePart:
