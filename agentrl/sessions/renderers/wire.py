@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.sessions.renderers.calls import canonical
 from agentrl.sessions.renderers.guard import MarkupGuard
-from agentrl.sessions.renderers.writer import text_of
+from agentrl.sessions.renderers.turns import text_of
 from agentrl.types import Message, Part
 
 

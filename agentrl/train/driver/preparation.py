@@ -20,10 +20,9 @@ from agentrl.config.learners import named_as_given
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.past import PastVersions
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.fleet import count_beside, divide_cores, wait_until_started
 from agentrl.rollout.fleet.reference import ReferenceEngine
