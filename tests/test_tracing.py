@@ -25,7 +25,7 @@ from agentrl.errors import ToolError
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.tools.registry import ToolRegistry
-from agentrl.train.driver.clock import Clock
+from agentrl.train.driver.learning import Clock
 from agentrl.types import FunctionCall, Sampling, Session, Task, ToolCall
 from tests.collector import Collector, collecting
 from tests.rollout.test_timings import LIMITS, Looking

@@ -34,9 +34,8 @@ from agentrl.rollout.workers.environment_workers import InWorkers
 from agentrl.sessions.renderers import strip
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.driver import base_model, recorded_steps, setup, warmstart
-from agentrl.train.driver.colocated import leave
 from agentrl.train.driver.engine_check import compare_engine, probe_bound
-from agentrl.train.driver.learning import Learner, Learning
+from agentrl.train.driver.learning import Learner, Learning, leave
 from agentrl.train.driver.loop import Loop
 from agentrl.train.driver.lost_tokens import top_scores
 from agentrl.train.driver.opening import OpenRun
