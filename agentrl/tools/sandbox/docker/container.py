@@ -56,10 +56,23 @@ class ContainerSandbox:
         return found
 
     async def _read_layer(self, limit: int) -> tuple[bytes, list[str]]:
-        return await read_layer(self.daemon, self.id, self.spec.trees, limit)
+        """The added and changed files as an archive from the root, and the paths that were removed.
+
+        The daemon lists the changed paths (`docker diff`) and returns their files as archives. Nothing runs inside the
+        container, so no program of the image is needed and none that an agent replaced is trusted. A path that was
+        added includes all that is below it; of a changed directory only its own entry is read, since changes below it
+        are listed.
+        """
+        call = self.daemon.call(_read, self.daemon.api, self.id, self.spec.trees, limit, timeout=SECONDS)
+        return await on_loop(call)
 
     async def _write_layer(self, layer: bytes, removed: tuple[str, ...]) -> None:
-        await write_layer(self.daemon, self.id, cast(Sandbox, self), layer, removed)
+        for start in range(0, len(removed), ARGUMENTS):
+            command = ["rm", "-rf", "--", *removed[start : start + ARGUMENTS]]
+            done = await cast(Sandbox, self).exec(command, cwd="/", timeout=SECONDS)
+            if not done.ok:
+                raise SnapshotRefused(f"files of the image could not be removed: {done.text()[-300:]}")
+        await on_loop(self.daemon.call(_write, self.daemon.api, self.id, layer, timeout=SECONDS))
 
 
 async def describe_end(daemon: Daemon, container: str) -> str:
@@ -141,28 +154,6 @@ def remove_left(daemon: Daemon) -> None:
                 if is_own(name := one["Labels"].get(OWNER, "")) or alive(name) is False:
                     threads.submit(daemon.api.remove_container, one["Id"], v=True, force=True)
         daemon.finish()
-
-
-async def read_layer(daemon: Daemon, container: str, trees: tuple[str, ...], limit: int) -> tuple[bytes, list[str]]:
-    """The added and changed files of a container as an archive from its root, and the paths that were removed.
-
-    The daemon lists the changed paths (`docker diff`) and returns their files as archives. Nothing runs inside the
-    container, so no program of the image is needed and none that an agent replaced is trusted. A path that was added
-    includes all that is below it; of a changed directory only its own entry is read, since changes below it are listed.
-
-    Raises:
-        SnapshotRefused: there is too much of it, or it can't be read.
-    """
-    return await on_loop(daemon.call(_read, daemon.api, container, trees, limit, timeout=SECONDS))
-
-
-async def write_layer(daemon: Daemon, container: str, sandbox: Sandbox, layer: bytes, removed: tuple[str, ...]) -> None:
-    """Apply a layer to a new container."""
-    for start in range(0, len(removed), ARGUMENTS):
-        done = await sandbox.exec(["rm", "-rf", "--", *removed[start : start + ARGUMENTS]], cwd="/", timeout=SECONDS)
-        if not done.ok:
-            raise SnapshotRefused(f"files of the image could not be removed: {done.text()[-300:]}")
-    await on_loop(daemon.call(_write, daemon.api, container, layer, timeout=SECONDS))
 
 
 def _read(api: Any, container: str, trees: tuple[str, ...], limit: int) -> tuple[bytes, list[str]]:
