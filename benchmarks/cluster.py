@@ -49,9 +49,8 @@ from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.local.process_engine import ProcessEngine
 from agentrl.rollout.engines.plugin import EnginePlugin
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.rollout.weights import group
 from agentrl.rollout.weights.buckets import Weights

@@ -34,9 +34,8 @@ from agentrl.envs.base import Env
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.managed import ManagedEngine
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.rollout.stream.buffer import Gate
 from agentrl.rollout.stream.stream import Stream
 from agentrl.rollout.stream.tasks import TaskStream

@@ -33,9 +33,8 @@ from agentrl.config import EngineConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.models import tiny
 from agentrl.rollout.engines.local.engine import LocalEngine
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.sessions.renderers import get_renderer
 from agentrl.types import Sampling
 from benchmarks.machine import machine

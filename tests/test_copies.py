@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.common.copies import copy_with
+from agentrl.sessions.tree.generation import copy_with
 from agentrl.types import Sampling, Session, Task, Turn
 
 

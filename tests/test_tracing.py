@@ -22,11 +22,10 @@ from agentrl import logs, tracing
 from agentrl.config.secrets import HIDDEN
 from agentrl.envs.base import Env, reward
 from agentrl.errors import ToolError
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.tools.registry import ToolRegistry
-from agentrl.train.driver.clock import Clock
+from agentrl.train.driver.learning import Clock
 from agentrl.types import FunctionCall, Sampling, Session, Task, ToolCall
 from tests.collector import Collector, collecting
 from tests.rollout.test_timings import LIMITS, Looking

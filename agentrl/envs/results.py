@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from statistics import fmean
 from types import TracebackType
+from typing import Any, TypeVar
 
 from agentrl import tracing
 from agentrl.common.foreign_errors import words
@@ -14,7 +16,6 @@ from agentrl.common.untrusted import safe_text
 from agentrl.config.secrets import scrub
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.deadlines import within
 from agentrl.errors import (
     AgentRLError,
     Blame,
@@ -36,6 +37,7 @@ IN_TOOLS = "infra_in_tools"
 TOOL_FAULTS = "tool_faults"
 """In a session: how many attempts before it failed so, while other groups' tools answered
 (`rollout.episodes.tool_faults`)."""
+T = TypeVar("T")
 
 
 async def give_rewards(
@@ -166,3 +168,37 @@ class environment_call(AbstractContextManager[dict[str, float]]):
         self._collected.__exit__()
         timings = self._session.timings
         timings["env"] = timings.get("env", 0.0) + time.monotonic() - self._began
+
+
+async def within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result; TimeoutError where it was still waiting after so many seconds, and was cancelled.
+
+    Most environments answer without waiting for anything, and a timer that is set and cancelled would be a seventh of
+    such a turn. So the coroutine is begun first, and a timer is set where it waits.
+    """
+    try:
+        waits_for = work.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    async with asyncio.timeout(seconds):
+        return await _Begun(work, waits_for)
+
+
+class _Begun(Generator[Any, Any, T]):
+    """A coroutine that has begun and waits for something; whoever looks for where a task waits sees the coroutine."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self._work, self._waits_for = work, [waits_for]
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self
+
+    def send(self, value: Any) -> Any:
+        return self._waits_for.pop() if self._waits_for else self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._work.throw(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)

@@ -21,8 +21,7 @@ from agentrl.common.pictures import url_of
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.context import Messages, context_of
-from agentrl.envs.deadlines import within
-from agentrl.envs.results import add_rewards, environment_call, note_answer_failed
+from agentrl.envs.results import add_rewards, environment_call, note_answer_failed, within
 from agentrl.errors import (
     AgentRLError,
     DeadlineExceeded,

@@ -7,7 +7,7 @@ tiny.build(...)    a model of half a million parameters, made on the spot
 tokenizers         Hugging Face tokenizers behind our protocol
 """
 
-from agentrl.models.known import KNOWN, KnownModel, Progress
+from agentrl.models.fetch import KNOWN, KnownModel, Progress
 from agentrl.models.registry import cache_folder, check, get, resolve
 
 __all__ = ["KNOWN", "KnownModel", "Progress", "cache_folder", "check", "get", "resolve"]

@@ -19,8 +19,8 @@ from agentrl.common.untrusted import read_json
 from agentrl.config import ModelConfig
 from agentrl.errors import InfraError, InvalidInput, unknown_name
 from agentrl.models import fetch, tokenizer_files
+from agentrl.models.fetch import KNOWN, Progress
 from agentrl.models.folders import is_weights, refuse_adapter
-from agentrl.models.known import KNOWN, Progress
 
 TINY = "tiny"
 _POINTER = b"version https://git-lfs.github.com/"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cluster.wire.open_ports import open_ports
+from agentrl.train.plan.doctor import open_ports
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

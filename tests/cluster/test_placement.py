@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.cluster import ClusterNode
 from agentrl.cluster.placement.nodes import node_name
-from agentrl.cluster.placement.plan import LAYOUTS, Assignment, Demand, Wanted, fit_assignment, place
-from agentrl.cluster.placement.refusal import nearest
+from agentrl.cluster.placement.plan import LAYOUTS, Assignment, Demand, Wanted, fit_assignment, nearest, place
 from agentrl.errors import ConfigError, InvalidInput
 
 COUNTS = st.integers(0, 3)

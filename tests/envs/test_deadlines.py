@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs.check import places
-from agentrl.envs.deadlines import within
+from agentrl.envs.results import within
 from agentrl.watchdog import stacks
 
 STEP = st.sampled_from(["sleep", "future", "failed", "caught", "timeout", "gather", "raise", "cancelled", "stop"])

@@ -24,7 +24,7 @@ from agentrl.envs.episode import expert_policy, noop_policy, play, run_episode
 from agentrl.envs.turns import Player
 from agentrl.errors import ConfigError, EnvError, InfraError
 from agentrl.retrieval.index import build
-from agentrl.rollout.episodes.actors import ModelActor
+from agentrl.rollout.episodes.policies import ModelActor
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.conversation import Conversation

@@ -12,7 +12,7 @@ import pytest
 from agentrl import models
 from agentrl.errors import InfraError, InvalidInput, UnknownName
 from agentrl.models import fetch
-from agentrl.models.known import KNOWN, KnownModel
+from agentrl.models.fetch import KNOWN, KnownModel
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)

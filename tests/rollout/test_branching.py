@@ -12,11 +12,10 @@ import pytest
 from agentrl.config import BranchConfig, RolloutConfig
 from agentrl.envs.base import Env, reward
 from agentrl.errors import ConfigError, InfraError, StateUnsupported
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.branching import check_branching
 from agentrl.rollout.episodes.fork_rules import FORK_RULES, ForkPoint
 from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.rollout.workers.held import content_hash
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store

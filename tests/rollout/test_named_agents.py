@@ -16,9 +16,8 @@ import agentrl
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.models import tiny
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.agents import load_agent, play
-from agentrl.rollout.episodes.policies import Fixed, Policy
+from agentrl.rollout.episodes.policies import Fixed, ModelActor, Policy
 from agentrl.rollout.episodes.programs import share_reward
 from agentrl.rollout.workers.gateways import LocalGateway
 from agentrl.sessions.renderers import get_renderer

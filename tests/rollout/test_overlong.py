@@ -12,9 +12,8 @@ from agentrl.config import EvalConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.rollout.episodes.programs import serving
 from agentrl.rollout.stream.batch_metrics import evaluate_groups
 from agentrl.rollout.stream.health import HealthMonitor, overlong

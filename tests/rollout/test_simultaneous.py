@@ -15,9 +15,8 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import play
 from agentrl.envs.wrappers import TurnLimit
 from agentrl.errors import EngineError, EnvError
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.rollout.rerun.replay_engine import ReplayEngine
 from agentrl.sessions.tree import tree
 from agentrl.types import Chunk, Engine, Message, Node, Sampling, Session, Status, StepResult, Task, Turn

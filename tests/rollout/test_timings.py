@@ -13,9 +13,8 @@ import pytest
 import agentrl
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.sessions.store.export import to_jsonl
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store

@@ -16,9 +16,8 @@ from agentrl import tool
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.episode import EXPERT
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.rollout.stream.unfinished import PATIENCE, LeftSessions, SaveStates
 from agentrl.sessions.store.recorder import Recorder, snapshot
 from agentrl.sessions.store.store import Store

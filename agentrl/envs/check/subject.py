@@ -15,7 +15,6 @@ from typing import Any
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check.findings import Measured, Scores
-from agentrl.envs.check.functions import empty_defaults
 from agentrl.envs.check.monitor import MethodCall, Monitor, ToolException, seed_generators
 from agentrl.envs.check.resources import SETTLE, Holdings, find_leaks, measure_holdings
 from agentrl.envs.check.trivial import RANDOM as RANDOM
@@ -25,6 +24,7 @@ from agentrl.envs.check.walk import Walk
 from agentrl.envs.data.samples import hostile_policy, random_policy, sampled_policy
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, noop_policy, play
 from agentrl.errors import EnvError
+from agentrl.tools.tool import mark_of
 from agentrl.types import Message, Session, Task
 
 EXPERT, MADE_UP, HOSTILE = "expert", "agent of made-up calls", "agent of hostile calls"
@@ -297,3 +297,25 @@ class Subject:
         self._played += 1
         self.monitor.traces.episode = self._played
         seed_generators(self._played)
+
+
+def empty_defaults(env: Env) -> set[tuple[str, str]]:
+    """The parameters whose default is an empty list or mapping, by function."""
+    return {
+        (name, parameter.name)
+        for name, function in functions(type(env.unwrapped))
+        for parameter in inspect.signature(function).parameters.values()
+        if isinstance(parameter.default, (list, dict, set)) and not parameter.default
+    }
+
+
+def functions(cls: type) -> Iterator[tuple[str, Any]]:
+    """The functions of a class and its bases below `Env`, tools included, by `Class.name`."""
+    for base in cls.__mro__:
+        if base is Env or not issubclass(base, Env):
+            continue
+        for name, member in vars(base).items():
+            mark = mark_of(member)
+            function = mark.function if mark is not None else getattr(member, "__func__", member)
+            if inspect.isfunction(function):
+                yield f"{base.__name__}.{name}", function

@@ -8,8 +8,8 @@ from statistics import fmean
 from agentrl import tracing
 from agentrl.envs.base import Env, RewardMark, reward_methods
 from agentrl.envs.results import record_failure
+from agentrl.envs.reward_marks import close_gates
 from agentrl.envs.rewards import list_group_rewards
-from agentrl.envs.scoring.gates import close_gates
 from agentrl.errors import AgentRLError, Blame
 from agentrl.types import GREEDY, Session, Status
 

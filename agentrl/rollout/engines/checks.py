@@ -1,16 +1,18 @@
-"""Checks of a request, the same in every engine and in the same words: sampling parameters and token ids."""
+"""Checks of a request, the same in every engine and in the same words: sampling parameters, token ids, its deadline."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 
-from agentrl.errors import AgentRLError, EngineError, InvalidInput
+from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.types import LEAST_TEMPERATURE, MOST_PROBABLE, Sampling, TopLogprobs
 
 _FINITE = ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -110,3 +112,25 @@ def most_probable(candidates: Iterable[tuple[int, float]], count: int) -> TopLog
     """The best `count` of some tokens with their log-probabilities; servers write -9999 where JSON has no infinity."""
     possible = [(token, logp) for token, logp in candidates if math.isfinite(logp) and logp > -9999]
     return tuple(sorted(possible, key=lambda one: (-one[1], one[0]))[:count])
+
+
+@contextmanager
+def end_by(deadline: float | None, inbox: asyncio.Queue[Any], request_id: str) -> Iterator[None]:
+    """Put a `DeadlineExceeded` behind what had come before, once the deadline has passed.
+
+    That is a timer for each request, not for each wait.
+
+    Args:
+        deadline: in seconds of `time.monotonic()`; None is none.
+        inbox: the queue.
+        request_id: for the error.
+    """
+    if deadline is None:
+        yield
+        return
+    late = DeadlineExceeded(f"request {request_id!r} ran past its deadline")
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), inbox.put_nowait, late)
+    try:
+        yield
+    finally:
+        timer.cancel()

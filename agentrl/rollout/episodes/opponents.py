@@ -31,10 +31,9 @@ from agentrl.envs.state import resolve
 from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, UnknownName, unknown_name
 from agentrl.models.registry import model_folder
-from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.judges import start_folder
 from agentrl.rollout.episodes.past import PastVersions
-from agentrl.rollout.episodes.policies import Fixed, Opponent, Partners, Policy, Population
+from agentrl.rollout.episodes.policies import Fixed, ModelActor, Opponent, Partners, Policy, Population, sampling_of
 from agentrl.rollout.fleet import count_beside, elastic, make_engines
 from agentrl.rollout.remote import check_api, remote_actor
 from agentrl.sessions.renderers import get_renderer

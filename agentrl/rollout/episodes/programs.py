@@ -18,13 +18,11 @@ from agentrl.common.deadline import Deadline
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.deadlines import within
-from agentrl.envs.results import give_rewards, record_failure
+from agentrl.envs.results import give_rewards, record_failure, within
 from agentrl.envs.turns import Actor
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded
 from agentrl.rollout.episodes import agents
-from agentrl.rollout.episodes.actors import sampling_of
-from agentrl.rollout.episodes.policies import Partners, Policy
+from agentrl.rollout.episodes.policies import Partners, Policy, sampling_of
 from agentrl.rollout.workers.gateways import own_gateway
 from agentrl.sessions.store.store import Store
 from agentrl.types import Session, Status, Task

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from agentrl.attachments import support
 from agentrl.errors import Diverged
-from agentrl.rollout.rerun.delegating import DelegatingEngine
 from agentrl.rollout.rerun.divergence import same_prompt
+from agentrl.rollout.rerun.engine import DelegatingEngine
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree.generation import aclose
 from agentrl.types import (

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from agentrl import cluster
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.config.gateway import NODE
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.agents import SessionUrls
-from agentrl.rollout.episodes.policies import Partners, Policy
+from agentrl.rollout.episodes.policies import ModelActor, Partners, Policy
 from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.store.store import Store
 from agentrl.types import AGENT, RewardState, Sampling, Session, Status

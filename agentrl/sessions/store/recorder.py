@@ -18,10 +18,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from agentrl import watchdog
-from agentrl.common.copies import copy_with
 from agentrl.errors import InvalidInput
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.writing import Saving, SessionGrowth
+from agentrl.sessions.tree.generation import copy_with
 from agentrl.types import Session
 
 TOGETHER = 0.02

@@ -13,14 +13,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.attachments import images, support
-from agentrl.common.copies import copy_with
 from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
 from agentrl.sessions.renderers.call_grammar import call_grammar
 from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS
 from agentrl.sessions.renderers.strip import StrippedBranch, strip_earlier_reasoning
 from agentrl.sessions.tree import trainability, tree
-from agentrl.sessions.tree.generation import generate, generate_turn
+from agentrl.sessions.tree.generation import copy_with, generate, generate_turn
 from agentrl.sessions.tree.trainability import Untrainable
 from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Placed, Sampling, Session, Turn
 

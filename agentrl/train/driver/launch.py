@@ -25,12 +25,11 @@ from agentrl.envs.data.identity import Identities
 from agentrl.envs.registry import factory
 from agentrl.errors import AgentError, ConfigError
 from agentrl.overrides import validate
-from agentrl.rollout.episodes.actors import ModelActor, sampling_of
 from agentrl.rollout.episodes.evaluation import held_out_split, held_out_tasks, play_held_out
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
-from agentrl.rollout.episodes.policies import Policy, averaged_policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy, averaged_policy, sampling_of
 from agentrl.rollout.episodes.programs import Program, serving
 from agentrl.rollout.fleet import count_beside, elastic, make_engines, require_attached, wait_until_started
 from agentrl.rollout.rerun.engine import Recording, RerunEngine

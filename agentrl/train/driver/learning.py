@@ -7,15 +7,18 @@ This is the part of a step that needs sessions' tokens. It is done in the run's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from agentrl import faults
+from agentrl import faults, tracing
 from agentrl.config.learners import LearningConfig
+from agentrl.rollout.engines.managed import as_managed
+from agentrl.rollout.fleet import asleep
 from agentrl.rollout.stream.batch_metrics import staleness
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.store.store import Store
@@ -24,19 +27,63 @@ from agentrl.train.algorithms.credit import Values
 from agentrl.train.algorithms.shaping import reference_kl, shaped_groups, views_of
 from agentrl.train.algorithms.values import compute_values, per_token
 from agentrl.train.driver import lost_tokens
-from agentrl.train.driver.clock import Clock
-from agentrl.train.driver.colocated import computing
 from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.joint_paths import JointPaths
 from agentrl.train.forest.packing import pack_credited, path_tokens
 from agentrl.train.record import trainer_logprobs
 from agentrl.train.record.provenance import Evidence
-from agentrl.train.trainers import Computing, Critic, JointCritic, Rewarder, missing_model
+from agentrl.train.trainers import Computing, Critic, JointCritic, MemoryReleasing, Rewarder, missing_model
 from agentrl.train.trainers.teachers.teachers import Teachers
 from agentrl.types import Engine, Group
 
 Part = Callable[[str], AbstractContextManager[Any]]
 """Shows that a part of a step is under way."""
+
+
+class Clock:
+    """Seconds by phase, since its creation."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._phases: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            with tracing.span(phase):
+                yield
+        finally:
+            self.add({phase: time.monotonic() - began})
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase so far."""
+        return dict(self._phases)
+
+    def add(self, phases: Mapping[str, float]) -> None:
+        """Add seconds that another process took."""
+        for phase, seconds in phases.items():
+            self._phases[phase] = self._phases.get(phase, 0.0) + seconds
+
+    def metrics(self) -> dict[str, float]:
+        """time/<phase> for each, time/step for the whole, and time/ended: now, in seconds since 1970."""
+        phases = {f"time/{name}": seconds for name, seconds in self._phases.items()}
+        return {**phases, "time/step": time.monotonic() - self._began, "time/ended": time.time()}
+
+
+@asynccontextmanager
+async def computing(trainer: Computing, engine: Engine) -> AsyncIterator[None]:
+    """Let the trainer compute meanwhile: what colocated engines need of their GPUs is free before and after."""
+    async with asleep(engine):
+        yield
+        await leave(trainer, engine)
+
+
+async def leave(trainer: Computing, engine: Engine) -> None:
+    """Have the trainer give back memory that it does not use, where an engine is on its GPUs."""
+    if as_managed(engine).colocated and isinstance(trainer, MemoryReleasing):
+        await asyncio.to_thread(trainer.release)
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,8 @@ from agentrl.train.algorithms.selection import chooser, select
 from agentrl.train.display.console import Display
 from agentrl.train.display.step_warnings import StepWarnings
 from agentrl.train.driver import lost_tokens, probe, resizing
-from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.interrupt import Stopped, run_unless_stopped
-from agentrl.train.driver.learning import Batch, Learner
+from agentrl.train.driver.learning import Batch, Clock, Learner
 from agentrl.train.driver.recovery import Recovery, find_death
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import provenance, ratings

@@ -20,10 +20,9 @@ from agentrl.config.learners import named_as_given
 from agentrl.envs.base import Env
 from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.past import PastVersions
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.fleet import count_beside, divide_cores, wait_until_started
 from agentrl.rollout.fleet.reference import ReferenceEngine
@@ -35,9 +34,8 @@ from agentrl.rollout.workers.environment_workers import InWorkers
 from agentrl.sessions.renderers import strip
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.driver import base_model, recorded_steps, setup, warmstart
-from agentrl.train.driver.colocated import leave
 from agentrl.train.driver.engine_check import compare_engine, probe_bound
-from agentrl.train.driver.learning import Learner, Learning
+from agentrl.train.driver.learning import Learner, Learning, leave
 from agentrl.train.driver.loop import Loop
 from agentrl.train.driver.lost_tokens import top_scores
 from agentrl.train.driver.opening import OpenRun

@@ -19,9 +19,8 @@ from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.display.console import Display
-from agentrl.train.driver.clock import Clock
 from agentrl.train.driver.engine_check import probe_engine
-from agentrl.train.driver.learning import Learner
+from agentrl.train.driver.learning import Clock, Learner
 from agentrl.train.record import provenance
 from agentrl.train.record.state import LearnedPolicy
 from agentrl.types import MAIN

@@ -33,8 +33,7 @@ from agentrl.rollout.workers.held import digest_of
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.driver.colocated import computing
-from agentrl.train.driver.learning import Batch, Learning, Part, digests
+from agentrl.train.driver.learning import Batch, Learning, Part, computing, digests
 from agentrl.train.driver.recovery import find_death
 from agentrl.train.record import provenance
 from agentrl.train.record.files import append, write_atomically

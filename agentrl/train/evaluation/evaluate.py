@@ -44,12 +44,11 @@ from agentrl.envs.episode import ScriptedActor
 from agentrl.envs.registry import factory
 from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError, require_extra
-from agentrl.rollout.episodes.actors import sampling_of
 from agentrl.rollout.episodes.evaluation import SCRIPTED, held_out_split, play_held_out
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.judges import judging_engines, serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import Policy, sampling_of
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.fleet import wait_until_started
 from agentrl.rollout.remote import is_remote, remote_actor

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from agentrl.attachments import support
 from agentrl.sessions.tree import tree
 from agentrl.train.forest.columns import Column, SharedColumn
-from agentrl.train.forest.drawn import codes_of, list_supports, penalties_of
-from agentrl.train.forest.trie import STAMP_SHIFT, Segment
+from agentrl.train.forest.trie import STAMP_SHIFT, Segment, codes_of, list_supports, penalties_of
 from agentrl.types import Node, Session
 
 Fields = dict[str, Column | SharedColumn]

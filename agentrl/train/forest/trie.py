@@ -16,13 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.attachments import critic_view, images
+from agentrl.attachments import critic_view, images, support
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms.credit import Credit, NodeAdvantage
 from agentrl.train.algorithms.fields import FieldValues
-from agentrl.train.forest.drawn import apart as drawn_by
 from agentrl.train.forest.pictures import Pictures
-from agentrl.types import Node, Session
+from agentrl.types import Node, Sampling, Session
 
 STAMP_SHIFT = 32
 ID_MASK = (1 << STAMP_SHIFT) - 1
@@ -179,3 +178,34 @@ def _split(parent: Segment, segment: Segment, n: int) -> Segment:
         o.start += n
     head.children[int(segment.key[0])] = segment
     return head
+
+
+def list_supports(node: Node) -> support.Support | None:
+    """The recorded supports of a turn that was not drawn from the whole vocabulary; None where there are none."""
+    if node.sampling is None or node.sampling.full_support or support.NAME not in node.attachments:
+        return None
+    return support.unpack(node.attachments[support.NAME])
+
+
+def drawn_by(node: Node) -> list[tuple[bytes, ...]]:
+    """For each token of a node what, besides temperature and version, it was drawn by; empty where that is nothing."""
+    found = list_supports(node)
+    if found is None or node.sampling is None:
+        return []
+    given = repr((found.rule, penalties_of(node.sampling), node.sampling.logit_bias)).encode()
+    codes = codes_of(node, found)
+    rows = [found.sets[code - support.SETS] if code >= support.SETS else bytes((code,)) for code in codes]
+    if not node.sampling.penalised:
+        return [(given, row) for row in rows]
+    start = len(codes) - len(found.codes)
+    return [(given, row, str(place - start).encode()) for place, row in enumerate(rows)]
+
+
+def codes_of(node: Node, found: support.Support) -> list[int]:
+    """A code for each token of a node; of those that no row is about nothing is known."""
+    return [support.UNKNOWN] * (len(node.token_ids) - len(found.codes)) + list(found.codes)
+
+
+def penalties_of(sampling: Sampling) -> tuple[float, float, float]:
+    """Repetition, presence and frequency penalty."""
+    return sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty

@@ -11,11 +11,14 @@ where one is asked for (`gateway_probe`): a run without agent programs has none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import os
 import secrets
 import shutil
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +29,6 @@ from agentrl import cluster
 from agentrl.cluster import Address, Cluster, ClusterNode, Resources, Role, Worker, connect
 from agentrl.cluster.placement.assignment import Assignment, Place
 from agentrl.cluster.placement.gpus import query_gpus
-from agentrl.cluster.wire.open_ports import open_ports
 from agentrl.common import cores
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.config.sections import NAMED, Section
@@ -40,6 +42,8 @@ RAY = ("gcs_server", "raylet", "ray.util.client.server", "dashboard/dashboard.py
 """The words in the commands of Ray's own processes; its workers' ports go with them."""
 MOST_PAIRS = 56
 """Links that are measured: all pairs of up to 8 nodes; of more, each node's to the next one."""
+_LISTENING = "0A"
+_PROC = Path("/proc")
 
 
 class DoctorConfig(Section):
@@ -262,3 +266,45 @@ def _problems(node: ClusterNode, found: Equipment | BaseException, config: Docto
             yield f"{node.name} does not see the files of folder={config.folder}, which all nodes must share"
         if len(found.gpus) < node.gpus:
             yield f"{node.name} has {node.gpus} GPUs in Ray's count, and nvidia-smi shows {len(found.gpus)}"
+
+
+def open_ports(words: Iterable[str]) -> list[str]:
+    """Return the addresses, reachable by others, of processes whose command has one of these words."""
+    wanted = set(words)
+    found = set[str]()
+    for process in _PROC.glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().decode(errors="replace")
+            if any(word in command for word in wanted):
+                own = _inodes(process)
+                found |= {shown for inode, shown in _listening(process) if inode in own}
+        except OSError:  # it has ended, or is another user's
+            continue
+    return sorted(found)
+
+
+def _inodes(process: Path) -> set[str]:
+    links = []
+    for file in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            links.append(os.readlink(file))
+    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+
+
+def _listening(process: Path) -> Iterator[tuple[str, str]]:
+    """Sockets that listen beyond the loopback interface: the inode, and the address."""
+    for table in ("tcp", "tcp6"):
+        for line in (process / "net" / table).read_text().splitlines()[1:]:
+            fields = line.split()
+            address, _, port = fields[1].partition(":")
+            if fields[3] == _LISTENING and not (host := _address(address)).is_loopback:
+                yield fields[9], f"[{host}]:{int(port, 16)}" if host.version == 6 else f"{host}:{int(port, 16)}"
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address as the kernel writes it: words of 32 bits, each in the machine's order."""
+    words = (int(text[at : at + 8], 16) for at in range(0, len(text), 8))
+    packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+    found = ipaddress.ip_address(packed)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found

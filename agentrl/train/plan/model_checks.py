@@ -31,7 +31,7 @@ from agentrl.models.tokenizers import load_tokenizer
 from agentrl.models.vision import read_seeing_type, sees
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.managed import as_managed
-from agentrl.rollout.episodes.actors import sampling_of
+from agentrl.rollout.episodes.policies import sampling_of
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.proof.images import prove_images
 from agentrl.train.algorithms import Algorithm

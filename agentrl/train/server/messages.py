@@ -1,12 +1,15 @@
 """The wire's binary messages: data that is trained on, log-probabilities, and samples.
 
-The numbers are those of the public SDK's schema (`tinker_public.proto` of tinker 0.38).
+The numbers are those of the public SDK's schema (`tinker_public.proto` of tinker 0.38). They are written in Protocol
+Buffers' wire format (https://protobuf.dev/programming-guides/encoding/), as far as they need it: they are a dozen small
+messages, and a library with generated code for them would be one more package whose version has to fit the client's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -15,20 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import InvalidInput
-from agentrl.train.server.protobuf import (
-    Value,
-    as_bytes,
-    as_text,
-    read_entry,
-    read_fields,
-    read_numbers,
-    write_fields,
-)
 
 PROTOBUF = "application/x-protobuf"
 _READ_DTYPES: Mapping[int, str] = {1: "<f4", 2: "<i8", 3: "<i4"}
 _FLOAT32 = 1
 _STOPPED, _AT_LENGTH = 0, 1
+Value = int | float | bytes
+_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
+_LONGEST_VARINT = 10
+_TOP, _WHOLE = 1 << 63, 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,3 +205,106 @@ def write_samples(samples: Iterable[Sample], prompt_logprobs: Sequence[float] | 
     if prompt_logprobs is not None:
         fields.append((2, np.asarray(prompt_logprobs, "<f4").tobytes()))
     return write_fields([*fields, (4, cached)])
+
+
+def read_fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """Yield a message's fields in order: integers, floats, or the bytes of texts, arrays and inner messages."""
+    at, size = 0, len(data)
+    while at < size:
+        tag, at = _read_varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+            yield number, value
+            continue
+        if kind == _BYTES:
+            length, at = _read_varint(data, at)
+        elif kind in (_DOUBLE, _FLOAT):
+            length = 8 if kind == _DOUBLE else 4
+        else:
+            raise InvalidInput(f"the body is no Protocol Buffers message: wire type {kind} at byte {at}")
+        part, at = data[at : at + length], at + length
+        if at > size:
+            raise InvalidInput("the body is a Protocol Buffers message that ends early")
+        yield number, part if kind == _BYTES else struct.unpack("<d" if kind == _DOUBLE else "<f", part)[0]
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    found = 0
+    for shift in range(0, 7 * _LONGEST_VARINT, 7):
+        if at >= len(data):
+            raise InvalidInput("the body is a Protocol Buffers message that ends early")
+        byte = data[at]
+        at += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return found, at
+    raise InvalidInput("the body is no Protocol Buffers message: a number has no end")
+
+
+def read_numbers(value: Value) -> list[int]:
+    """Return the integers of a repeated field's occurrence: one, or several that are packed."""
+    if isinstance(value, int):
+        return [_to_signed(value)]
+    found, at = [], 0
+    packed = as_bytes(value)
+    while at < len(packed):
+        number, at = _read_varint(packed, at)
+        found.append(_to_signed(number))
+    return found
+
+
+def _to_signed(number: int) -> int:
+    return number - _WHOLE if number >= _TOP else number
+
+
+def as_bytes(value: Value) -> bytes:
+    """Return a field's bytes."""
+    if not isinstance(value, bytes):
+        raise InvalidInput("the body has a number where its message has bytes")
+    return value
+
+
+def as_text(value: Value) -> str:
+    """Return a field's text."""
+    try:
+        return as_bytes(value).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"the body has a text that is not UTF-8: {error}") from None
+
+
+def read_entry(value: Value) -> tuple[str, Value]:
+    """Return key and value of a map's entry; the value of an entry that has none is empty bytes."""
+    key, found = "", b""
+    for number, part in read_fields(as_bytes(value)):
+        if number == 1:
+            key = as_text(part)
+        elif number == 2:
+            found = part  # type: ignore[assignment]
+    return key, found
+
+
+def write_fields(fields: Iterable[tuple[int, int | float | bytes | str]]) -> bytes:
+    """Write a message of (field number, value) pairs: an int is written as a varint, a float as a double."""
+    parts = []
+    for number, value in fields:
+        if isinstance(value, str):
+            value = value.encode()
+        if isinstance(value, bytes):
+            parts += [_varint(number << 3 | _BYTES), _varint(len(value)), value]
+        elif isinstance(value, float):
+            parts += [_varint(number << 3 | _DOUBLE), struct.pack("<d", value)]
+        else:
+            parts += [_varint(number << 3 | _VARINT), _varint(value)]
+    return b"".join(parts)
+
+
+def _varint(number: int) -> bytes:
+    if number < 0:
+        number += _WHOLE
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)

@@ -9,9 +9,8 @@ import pytest
 from agentrl.config import RolloutConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.builtin.swe.env import Swe
-from agentrl.rollout.episodes.actors import ModelActor
 from agentrl.rollout.episodes.groups import TRAIN, Rollouts, new_group
-from agentrl.rollout.episodes.policies import Policy
+from agentrl.rollout.episodes.policies import ModelActor, Policy
 from agentrl.tools.sandbox.docker.daemon import daemon
 from agentrl.tools.sandbox.docker.owner import owner
 from agentrl.types import Group, Message, Sampling, Status, StepResult

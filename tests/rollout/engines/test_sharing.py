@@ -20,10 +20,9 @@ from agentrl.models import tiny
 from agentrl.rollout.engines.local.arena import Arena, chain
 from agentrl.rollout.engines.local.flat import BLOCK, StepLayout, decode
 from agentrl.rollout.engines.local.parts import Shared, parts
-from agentrl.rollout.engines.local.request import Request
+from agentrl.rollout.engines.local.request import Request, shared_beginnings
 from agentrl.rollout.engines.local.runner import ModelRunner
 from agentrl.rollout.engines.local.scheduler import Scheduler
-from agentrl.rollout.engines.local.sharing import shared_beginnings
 from agentrl.types import Sampling, Turn
 from tests.rollout.engines.conftest import TEXTS
 

@@ -22,9 +22,8 @@ from agentrl.train.server.app import create_training_app
 from agentrl.train.server.commands import serve_training
 from agentrl.train.server.config import ServeTrainingConfig
 from agentrl.train.server.learner import SharedBase
-from agentrl.train.server.messages import PassRequest
+from agentrl.train.server.messages import PassRequest, read_fields, write_fields
 from agentrl.train.server.passes import PassResult, PassWork, RunAdapter
-from agentrl.train.server.protobuf import read_fields, write_fields
 from agentrl.train.server.sampling import WeightsInTurn
 from agentrl.train.server.service import TrainingService
 from agentrl.train.trainers.torch_trainer.settings import TorchConfig

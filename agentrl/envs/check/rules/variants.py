@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.envs.base import Env
-from agentrl.envs.check.functions import functions
-from agentrl.envs.check.subject import VARYING, Episode, Subject
+from agentrl.envs.check.subject import VARYING, Episode, Subject, functions
 from agentrl.envs.data.samples import sample
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, ToolCall, parse_arguments

@@ -32,8 +32,7 @@ from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineEr
 from agentrl.models.devices import torch_device
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.rollout.engines import grammars
-from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
-from agentrl.rollout.engines.local.inbox import end_by
+from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, end_by
 from agentrl.rollout.engines.local.request import Request
 from agentrl.rollout.engines.local.runner import ModelRunner
 from agentrl.rollout.engines.local.scheduler import Scheduler

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.attachments.support import SupportRecorder
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.grammars import Matcher
-from agentrl.rollout.engines.local.arena import Prefix
+from agentrl.rollout.engines.local.arena import BLOCK, Prefix
+from agentrl.rollout.engines.local.flat import BLOCK as KEYS
 from agentrl.rollout.engines.local.images import FIRST, SeenPrompt
+from agentrl.rollout.engines.local.parts import Shared
 from agentrl.rollout.engines.local.sampler import RowSampling
 from agentrl.tracing import round_seconds
 from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
@@ -89,3 +93,28 @@ class Finished:
 
     request: Request
     result: Turn | list[float] | EngineError
+
+
+def shared_beginnings(decoding: Sequence[Request]) -> list[Shared]:
+    """Rows that begin alike, so that attention reads their common keys and values once.
+
+    Each row belongs to at most one of these: the longest beginning that it has in common with another. The samples of a
+    group share their prompt, and prompts of agents are long. Only prompts are looked at, by the hashes of their blocks
+    that the prefix store needs anyway, and equal hashes are believed only after a comparison.
+    """
+    alike: dict[tuple[int, int], list[Request]] = defaultdict(list)
+    for request in decoding:
+        for keys in range(KEYS, request.prompt + 1, KEYS):
+            alike[keys, request.hashes[keys // BLOCK - 1]].append(request)
+    found: list[Shared] = []
+    taken: set[Request] = set()
+    for (keys, _), requests in sorted(alike.items(), key=lambda item: -item[0][0]):
+        first = next((request for request in requests if request not in taken), None)
+        if first is None:
+            continue
+        beginning = first.ids[:keys]
+        same = [r for r in requests if r not in taken and r.ids[:keys] == beginning]
+        if len(same) > 1:
+            found.append(Shared(tuple(request.row for request in same), keys))
+            taken.update(same)
+    return found

@@ -22,10 +22,9 @@ from agentrl.attachments import routed_experts, support
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.local.arena import BLOCK, Arena, Prefix, Prefixes, bucket, chain
 from agentrl.rollout.engines.local.parts import Shared
-from agentrl.rollout.engines.local.request import Finished, Request
+from agentrl.rollout.engines.local.request import Finished, Request, shared_beginnings
 from agentrl.rollout.engines.local.runner import QUANTUM, ModelRunner, RowSegment
 from agentrl.rollout.engines.local.sampler import RowSampling, log_probs, sample
-from agentrl.rollout.engines.local.sharing import shared_beginnings
 from agentrl.types import FinishReason, Turn
 
 _SEGMENT_OVERHEAD = 8  # cost of a further segment besides its tokens, in tokens

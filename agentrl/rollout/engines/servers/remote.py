@@ -24,9 +24,8 @@ from agentrl.cluster.server import ServerProcess, probe_until
 from agentrl.common import custom_code
 from agentrl.common.concurrency import hold_task
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
-from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, readable
+from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, end_by, readable
 from agentrl.rollout.engines.folder import ModelFacts, write_model
-from agentrl.rollout.engines.local.inbox import end_by
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.servers.http import PROBE_SECONDS
 from agentrl.rollout.engines.servers.images import ServedVision, place_images

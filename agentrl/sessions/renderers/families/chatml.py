@@ -19,8 +19,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import dumps, hermes_body
 from agentrl.sessions.renderers.grammar import Grammar
 from agentrl.sessions.renderers.grammars import HERMES
-from agentrl.sessions.renderers.turns import Before, TurnRenderer
-from agentrl.sessions.renderers.writer import TokenWriter, text_of
+from agentrl.sessions.renderers.turns import Before, TokenWriter, TurnRenderer, text_of
 from agentrl.types import Message, Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"

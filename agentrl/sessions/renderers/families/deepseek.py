@@ -17,8 +17,7 @@ from agentrl.errors import RenderError
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import canonical, dumps
 from agentrl.sessions.renderers.grammars import DEEPSEEK_V31
-from agentrl.sessions.renderers.turns import Before, TurnRenderer
-from agentrl.sessions.renderers.writer import TokenWriter, text_of
+from agentrl.sessions.renderers.turns import Before, TokenWriter, TurnRenderer, text_of
 from agentrl.types import Message, Node, Tokenizer
 
 _HEAD = "\n\n## Tools\nYou have access to the following tools:\n"

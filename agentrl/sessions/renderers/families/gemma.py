@@ -21,8 +21,7 @@ from agentrl.errors import RenderError
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.families.gemma_notation import QUOTE, Pieces, in_order, quote, write_value
 from agentrl.sessions.renderers.grammars import GEMMA
-from agentrl.sessions.renderers.turns import Before, TurnRenderer, tool_name
-from agentrl.sessions.renderers.writer import TokenWriter, text_of
+from agentrl.sessions.renderers.turns import Before, TokenWriter, TurnRenderer, text_of, tool_name
 from agentrl.types import Message, Tokenizer, ToolCall, parse_arguments
 
 END, RESULT = "<turn|>", "<|tool_response>"

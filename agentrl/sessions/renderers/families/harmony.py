@@ -21,8 +21,7 @@ from agentrl.errors import RenderError
 from agentrl.sessions.renderers.base import PINNED_DAY, ToolSchema
 from agentrl.sessions.renderers.calls import canonical
 from agentrl.sessions.renderers.grammars import HARMONY
-from agentrl.sessions.renderers.turns import Before, TurnRenderer, tool_name
-from agentrl.sessions.renderers.writer import TokenWriter, text_of
+from agentrl.sessions.renderers.turns import Before, TokenWriter, TurnRenderer, text_of, tool_name
 from agentrl.types import Message, Tokenizer
 
 _IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"

@@ -24,8 +24,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import canonical, dumps
 from agentrl.sessions.renderers.grammar import special_or_none
 from agentrl.sessions.renderers.grammars import MISTRAL
-from agentrl.sessions.renderers.turns import Before, TurnRenderer
-from agentrl.sessions.renderers.writer import TokenWriter, text_of
+from agentrl.sessions.renderers.turns import Before, TokenWriter, TurnRenderer, text_of
 from agentrl.types import Message, Tokenizer, ToolCall
 
 

@@ -13,8 +13,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import dumps
 from agentrl.sessions.renderers.families.chatml import ChatML
 from agentrl.sessions.renderers.grammars import QWEN_CODER
-from agentrl.sessions.renderers.turns import Before
-from agentrl.sessions.renderers.writer import TokenWriter, text_of
+from agentrl.sessions.renderers.turns import Before, TokenWriter, text_of
 from agentrl.types import Message, Tokenizer, ToolCall, parse_arguments
 
 _SYSTEM = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks."

@@ -22,7 +22,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.grammar import Grammar, special_or_none
 from agentrl.sessions.renderers.parsing import Bound, RegionParser
 from agentrl.sessions.renderers.proof.short_conversations import USER, calling, common, like, node_of, run_around
-from agentrl.sessions.renderers.writer import TokenWriter
+from agentrl.sessions.renderers.turns import TokenWriter
 from agentrl.types import Message, Node, Tokenizer
 
 Whole = Callable[[Sequence[Message], Sequence[ToolSchema], bool], list[int]]
