@@ -14,7 +14,8 @@ import torch
 import torch.multiprocessing as mp
 
 from agentrl.rollout.weights.buckets import buckets
-from agentrl.rollout.weights.transports.ipc import FilledBuffer, SharedBuffer, serialise
+from agentrl.rollout.weights.shared_memory import SharedBuffer
+from agentrl.rollout.weights.transports.ipc import FilledBuffer, serialise
 from benchmarks.gpu_parts.report import Report
 
 TENSORS, SIZE = 64, 1 << 21

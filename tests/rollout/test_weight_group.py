@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import socket
 import subprocess
 import sys
 import threading
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import agentrl
 from agentrl.errors import EngineError
 from agentrl.rollout.weights import group
 from agentrl.rollout.weights.buckets import Bucket, Named
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit
 from agentrl.rollout.weights.transports.distributed import DistributedTransport
+from tests.rollout.weights.extension import Loader, load_extension, make_updater, named_parts
+
+__all__ = ["load_extension"]
 
 
 def test_the_rendezvous_listens_on_the_one_address_that_it_was_given() -> None:
@@ -107,6 +107,7 @@ class Wire:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ends: list[Arriving] = []
+        self.loans: Any = None  # what is announced by its name is read by them
         self.broken, self.lost, self.free = False, False, 1 << 30
         fakes = {
             "meeting_at": lambda host: SimpleNamespace(port=1),
@@ -116,10 +117,17 @@ class Wire:
             "finish_send": self.finish_send,
             "leave": lambda joined: None,
             "free_memory": lambda store, name, world: self.free,
-            "Announcements": lambda store, name: SimpleNamespace(announce=lambda nbytes: None, end=lambda: None),
+            "shares_memory": lambda store, name, world: self.loans is not None,
+            "Announcements": lambda store, name: SimpleNamespace(announce=self.announce, end=lambda: None),
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(group, name, fake)
+
+    def announce(self, nbytes: int, name: str = "") -> None:
+        if self.broken:
+            raise RuntimeError("the store is gone")
+        for end in self.ends if name else ():
+            end.arrived.append(self.loans.lock(name)[:nbytes])
 
     def begin_send(self, joined: Any, tensor: torch.Tensor) -> None:
         if self.broken:
@@ -172,7 +180,7 @@ class Arriving(EngineReceiver):
                 await asyncio.sleep(0.001)
             pieces.append(self.arrived.pop(0))
         assert not left, "what arrived is not what is to be loaded"
-        return torch.cat(pieces)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def version_of(number: int) -> list[Named]:
@@ -180,18 +188,23 @@ def version_of(number: int) -> list[Named]:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "free", "able", "loads"),
+    ("ahead", "free", "able", "shared", "loads"),
     [
-        (0, 1 << 30, True, 6),
-        (6000, 1 << 30, True, 5),
-        (1 << 20, 6000, True, 5),
-        (1 << 20, 1 << 30, True, 1),
-        (1 << 20, 1 << 30, False, 6),
+        (0, 1 << 30, True, False, 6),
+        (6000, 1 << 30, True, False, 5),
+        (1 << 20, 6000, True, False, 5),
+        (1 << 20, 1 << 30, True, False, 1),
+        (1 << 20, 1 << 30, False, False, 6),
+        (6000, 1 << 30, True, True, 5),
+        (1 << 20, 1 << 30, True, True, 1),
     ],
-    ids=["nothing ahead", "some of it", "as much as is free", "all of it", "a receiver without that attribute"],
+    ids=[
+        *("nothing ahead", "some of it", "as much as is free", "all of it", "a receiver without that attribute"),
+        *("some of it shared", "all of it shared"),
+    ],
 )
 async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
-    ahead: int, free: int, able: bool, loads: int, monkeypatch: pytest.MonkeyPatch
+    ahead: int, free: int, able: bool, shared: bool, loads: int, module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that is staged and not sent, a wire that breaks, an engine that refuses, one more engine."""
     monkeypatch.setattr(group, "AHEAD", group.AHEAD if ahead and able else "")
@@ -200,7 +213,7 @@ async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
         for receiver in (Arriving, EngineReceiver):
             monkeypatch.delattr(receiver, "receives_ahead")
     wire = Wire(monkeypatch)
-    wire.free = free
+    wire.free, wire.loans = free, module.LOANS if shared else None
     transport = DistributedTransport(3000, "gloo", ahead=ahead)
     ends = {"a": Arriving(wire), "b": Arriving(wire)}
     for number in range(9):
@@ -222,6 +235,7 @@ async def test_what_arrives_ahead_is_what_is_loaded_whatever_fails_on_the_way(
             assert end.version == number
             assert all(torch.equal(end.tensors[name], tensor) for name, tensor in version_of(number))
             assert not end.arrived
+        module.LOANS.give_back()
         if number in (1, 8):
             assert ends["a"].loads == loads
     await transport.close()
@@ -234,16 +248,6 @@ def test_all_receivers_together_hold_half_of_the_memory_that_the_fullest_machine
     told.set("free/1", "8000")
     told.set("free/2", "6000")
     assert group.free_memory(store, "group", 4) == 1000
-
-
-@pytest.fixture(scope="module", name="module")
-def load_extension() -> Any:
-    """SGLang's extension, which needs no SGLang to be imported."""
-    path = Path(agentrl.__file__).parent / "rollout/engines/servers/sglang_extension/agentrl_sglang_weights.py"
-    spec: Any = importlib.util.spec_from_file_location("agentrl_sglang_weights", path)
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(
@@ -284,66 +288,6 @@ def test_a_server_takes_tensors_out_of_the_broadcasts_that_its_thread_received(
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the weights' group ended: the trainer has left"):
             arrivals.take("e", ["uint8"], [[8]])
-
-
-class Loader(torch.nn.Module):
-    """A model as servers have them, with two matrices in one parameter.
-
-    Args:
-        habit: what its loader, or whoever keeps a view of a parameter, does beside copying.
-    """
-
-    def __init__(self, habit: str) -> None:
-        super().__init__()
-        self.both = torch.nn.Parameter(torch.zeros(48, 16), requires_grad=False)
-        self.one = torch.nn.Parameter(torch.zeros(40 if habit == "pad" else 32, 16), requires_grad=False)
-        self.habit, self.loads = habit, 0
-        self.seen = self.one.t() if habit == "view" else None
-
-    def load_weights(self, named: list[tuple[str, torch.Tensor]]) -> None:
-        self.loads += 1
-        for name, tensor in named:
-            place = self.one if name == "one" else self.both.data.narrow(0, 16 * (name == "second"), tensor.shape[0])
-            place[: len(tensor)].data.copy_(tensor * 2 if self.habit == "double" else tensor)
-            place[len(tensor) :].data.fill_(0)
-        if self.habit == "sum":
-            self.total = self.both.sum()
-
-
-def make_updater(module: Any, model: Loader) -> Any:
-    """Return SGLang's updater with the extension's changes, as far as they load."""
-
-    class Updater:
-        def get_model(self) -> Loader:
-            return model
-
-        def get_model_runner(self) -> Any:
-            return SimpleNamespace(is_draft_worker=False)
-
-        def load_weights_from_distributed(self, named: Any) -> tuple[bool, str]:
-            model.load_weights(named)
-            return True, "loaded"
-
-        def update_weights_from_tensor(self, named: Any, load_format: None) -> tuple[bool, str]:
-            model.load_weights(named)
-            return True, "loaded"
-
-        def end_weight_update(self, **given: Any) -> None:
-            if model.habit == "scale":
-                model.one.data.mul_(3)
-            if model.habit == "pack":
-                model.one.data = model.one.data.t().contiguous().t()
-
-    module.place_again(Updater)
-    return Updater()
-
-
-def named_parts(number: int, order: str) -> tuple[torch.Tensor, list[tuple[str, torch.Tensor]]]:
-    """Return memory of one broadcast, and the weights of a version that lie in it in this order."""
-    rows = {"first": 16, "second": 32, "one": 32}
-    flat = torch.randn(80, 16, generator=torch.Generator().manual_seed(number))
-    pieces = flat.split([rows[name] for name in order.split()])
-    return flat, [*zip(order.split(), pieces, strict=True)]
 
 
 @pytest.mark.parametrize("way", ["load_weights_from_distributed", "update_weights_from_tensor"])

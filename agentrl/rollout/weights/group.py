@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agentrl.rollout.weights.shared_memory import identify_memory
+
 AHEAD = "-ahead"
 """The end of the name of a group whose broadcasts engines receive while they generate."""
 
@@ -96,9 +98,9 @@ class Announcements:
         self._store = c10d.PrefixStore(name, store)
         self._number = 0
 
-    def announce(self, nbytes: int) -> None:
-        """Say that so many bytes are about to be broadcast."""
-        self._store.set(f"bucket/{self._number}", str(nbytes))
+    def announce(self, nbytes: int, name: str = "") -> None:
+        """Say that so many bytes are about to be broadcast, or lie in the shared memory of that name."""
+        self._store.set(f"bucket/{self._number}", f"{nbytes} {name}")
         self._number += 1
 
     def end(self) -> None:
@@ -117,6 +119,15 @@ def free_memory(store: Any, name: str, world: int) -> int:
     told = c10d.PrefixStore(name, store)
     free = [int(told.get(key)) for key in keys if told.check([key])]
     return min(free, default=1 << 62) // (2 * max(1, world - 1))
+
+
+def shares_memory(store: Any, name: str, world: int) -> bool:
+    """Return whether all receivers told that they may open this process's shared memory."""
+    from torch.distributed import distributed_c10d as c10d
+
+    own, told = identify_memory(), c10d.PrefixStore(name, store)
+    keys = [f"shared/{rank}" for rank in range(1, world)]
+    return bool(own) and all(told.check([key]) and told.get(key).decode() == own for key in keys)
 
 
 def leave(group: Any) -> None:

@@ -30,9 +30,9 @@ from agentrl.rollout.weights.buckets import Bucket, Convert, Named, Shapes, Weig
 from agentrl.rollout.weights.publisher import Publisher, PublishOutcome
 from agentrl.rollout.weights.quantize import convert_weights
 from agentrl.rollout.weights.receiver import LoadCommit
+from agentrl.rollout.weights.shared_memory import SharedBuffer
 from agentrl.rollout.weights.snapshot import read_snapshot, save_snapshot
 from agentrl.rollout.weights.transports import DiskTransport, IpcTransport
-from agentrl.rollout.weights.transports.ipc import SharedBuffer
 from agentrl.types import PauseMode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)

@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from agentrl.rollout.weights import group
 from agentrl.rollout.weights.buckets import Bucket
 from agentrl.rollout.weights.receiver import LoadCommit
+from agentrl.rollout.weights.shared_memory import SharedBuffer
 from agentrl.rollout.weights.transports import IpcTransport
-from agentrl.rollout.weights.transports.ipc import FilledBuffer, SharedBuffer, serialise
-from tests.rollout.test_weight_group import Loader, load_extension, make_updater, named_parts
+from agentrl.rollout.weights.transports.ipc import FilledBuffer, serialise
+from tests.rollout.weights.extension import EXTENSION, Loader, load_extension, make_updater, named_parts
 
 __all__ = ["load_extension"]
 
@@ -93,12 +96,41 @@ async def test_memory_that_is_to_be_written_soon_is_copied_and_not_kept(module: 
     await transport.close()
 
 
+def test_a_servers_thread_opens_what_is_announced_by_its_name_where_both_see_the_same_files(module: Any) -> None:
+    named = [("a", torch.arange(6.0)), ("b", torch.arange(3))]
+    buffers = [SharedBuffer(), SharedBuffer()]
+    store, keys = dist.HashStore(), dist.PrefixStore("group", dist.HashStore())
+    told = group.Announcements(store, "group")
+    for buffer, pair in zip(buffers, named, strict=True):
+        buffer.fill(Bucket(("larger",), (torch.ones(100),)))
+        buffer.fill(Bucket((pair[0],), (pair[1],)))
+        buffer.unlock()
+        told.announce(buffer.filled, buffer.name)
+    told.end()
+    arrivals = module.Arrivals(dist.PrefixStore("group", store), None)
+    taken = arrivals.take("ab", ["float32", "int64"], [[2, 3], [3]])
+    assert [tensor.flatten().tolist() for _, tensor in taken] == [tensor.tolist() for _, tensor in named]
+    module.LOANS.give_back()
+    assert [buffer.lock() for buffer in buffers] == [False, False]
+    del taken[0]
+    module.LOANS.give_back()
+    assert [buffer.lock() for buffer in buffers] == [True, False]
+    del taken
+    module.LOANS.give_back()
+    for rank, shown in ((1, module.identify_memory()), (2, "another machine's")):
+        keys.set(f"shared/{rank}", shown)
+        assert group.shares_memory(keys.underlying_store, "group", rank + 1) == (rank == 1)
+    assert not group.shares_memory(keys.underlying_store, "group", 4), "one that does not say"
+    for buffer in buffers:
+        assert buffer.lock()
+        buffer.close()
+
+
 HOLDER = """
-import base64, importlib.util, pickle, sys, torch
-spec = importlib.util.spec_from_file_location("weights", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-loans = module.Loans()
+import base64, pickle, sys, torch
+sys.path.insert(0, sys.argv[1])
+from agentrl_sglang_loans import Loans
+loans = Loans()
 lent = loans.borrow([tensor for _, tensor in pickle.loads(base64.b64decode(sys.stdin.readline()))])
 print(float(lent[0][0]), flush=True)
 sys.stdin.read()
@@ -106,7 +138,7 @@ sys.stdin.read()
 OWNER = """
 import time, torch
 from agentrl.rollout.weights.buckets import Bucket
-from agentrl.rollout.weights.transports.ipc import SharedBuffer
+from agentrl.rollout.weights.shared_memory import SharedBuffer
 buffer = SharedBuffer()
 buffer.fill(Bucket(("a",), (torch.ones(3),)))
 print(buffer.name, flush=True)
@@ -116,13 +148,13 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for files in /dev/shm")
-def test_a_killed_engine_keeps_no_memory_and_a_killed_trainer_leaves_none_behind(module: Any) -> None:
+def test_a_killed_engine_keeps_no_memory_and_a_killed_trainer_leaves_none_behind() -> None:
     buffer = SharedBuffer()
     filled = FilledBuffer(buffer.fill(Bucket(("a",), (torch.full((3,), 7.0),))), buffer, last=True)
     text = serialise([filled])
     buffer.unlock()
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, module.__file__], **pipes)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(EXTENSION)], **pipes)
     owner = subprocess.Popen([sys.executable, "-c", OWNER], **pipes)
     try:
         holder.stdin.write(text + "\n")  # type: ignore[union-attr]

@@ -10,6 +10,10 @@ weights they are sent while they generate, and load in one call: a pause has no 
 second publication to the same engines, since their group meets in the first. They say there how much memory they find
 free, of which all ranks together are sent at most half.
 
+Where all engines of the group may open this process's shared memory, as their group's store says, what would be sent
+ahead is gathered there and not sent at all: they compute with it where it lies (`ipc`). A broadcast within one machine
+copies everything twice more.
+
 A receiver that dies breaks the group for all. Then the group is created again with those that still answer, and the
 weights are sent again from the start: engines that loaded a part of them are rolled forward. The same goes for a group
 whose engines hold what they were never told to load.
@@ -30,6 +34,7 @@ from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.weights import group as groups
 from agentrl.rollout.weights.buckets import Bucket, Named, buckets, prefetch
 from agentrl.rollout.weights.receiver import GROUP, LoadCommit, Receiver
+from agentrl.rollout.weights.shared_memory import SharedBuffer, shared_room
 from agentrl.rollout.weights.transports.base import Sent, each
 
 _GATHERED = 4
@@ -73,6 +78,8 @@ class DistributedTransport:
         self._announced: groups.Announcements | None = None
         self._sending: list[tuple[Any, Tensor]] = []  # broadcasts that have begun
         self._gathered: list[Tensor | None] = [None] * _GATHERED  # memory that buckets are gathered in by turns
+        self._shares = False  # all receivers read this process's shared memory
+        self._shared = list[SharedBuffer]()
         self._group: Any = None
         self._store: Any = None  # where the group meets; no other reference is kept, so that letting it go ends it
 
@@ -158,9 +165,22 @@ class DistributedTransport:
         return errors or await each(receivers, lambda receiver: receiver.end())
 
     def _open_source(self) -> Iterator[_Item]:
+        unused = [buffer for buffer in self._shared if self._shares and buffer.lock()]
+        room = min(self.ahead, shared_room(sum(buffer.nbytes for buffer in unused))) if self._shares else 0
+
         def gather() -> Iterator[_Item]:
+            left = room
             for number, (bucket, last) in enumerate(with_last_flag(buckets(self._weights, self.limit))):
-                yield bucket, bucket.flat(self._gathered[number % _GATHERED]), last
+                left -= bucket.nbytes
+                if left >= 0 and not any(tensor.is_cuda for tensor in bucket.tensors):
+                    if not unused:
+                        self._shared.append(SharedBuffer())
+                        unused.append(self._shared[-1])
+                    buffer = unused.pop(0)
+                    buffer.fill(bucket)
+                    yield bucket, buffer, last
+                else:
+                    yield bucket, bucket.flat(self._gathered[number % _GATHERED]), last
 
         if self.backend == "gloo" and self._gathered[0] is None:
             self._gathered = [torch.empty(self.limit, dtype=torch.uint8) for _ in range(_GATHERED)]
@@ -174,7 +194,9 @@ class DistributedTransport:
     async def _receive(self, receivers: Mapping[str, Receiver], bucket: Bucket, commit: LoadCommit | None) -> Sent:
         return await each(receivers, lambda receiver: receiver.receive(bucket, commit))
 
-    async def _fail_unless_sent(self, receivers: Iterable[str], flat: Tensor | None = None) -> dict[str, AgentRLError]:
+    async def _fail_unless_sent(
+        self, receivers: Iterable[str], flat: Tensor | SharedBuffer | None = None
+    ) -> dict[str, AgentRLError]:
         """Broadcast a bucket, or finish those that have begun; returns everybody's failure where that fails."""
         try:
             await asyncio.to_thread(*((self._finish_sending,) if flat is None else (self._broadcast_bucket, flat)))
@@ -183,7 +205,12 @@ class DistributedTransport:
             return {name: EngineError(f"the broadcast failed: {error}") for name in receivers}
         return {}
 
-    def _broadcast_bucket(self, flat: Tensor) -> None:
+    def _broadcast_bucket(self, flat: Tensor | SharedBuffer) -> None:
+        if isinstance(flat, SharedBuffer):
+            assert self._announced is not None
+            flat.unlock()
+            self._announced.announce(flat.filled, flat.name)
+            return
         if self._announced is not None:
             self._announced.announce(flat.nbytes)
         sent = flat.cuda() if self.backend == "nccl" else flat.cpu()
@@ -231,6 +258,7 @@ class DistributedTransport:
         self._announced = groups.Announcements(reached, name) if ahead else None
         if ahead:
             self._room = groups.free_memory(reached, name, world)
+        self._shares = ahead and groups.shares_memory(reached, name, world)
 
     async def _give_up_joining(self, own: asyncio.Task[Any], joins: list[asyncio.Task[None]]) -> None:
         """End the wait of all for a rank that will never come: without the store it fails at once."""
@@ -263,10 +291,13 @@ class DistributedTransport:
 
     async def close(self) -> None:
         await self._dissolve_group()
+        for buffer in self._shared:
+            buffer.close()
+        self._shared = []
 
 
-_Item = tuple[Bucket, Tensor, bool]
-"""A bucket, its bytes, and whether it is the last."""
+_Item = tuple[Bucket, Tensor | SharedBuffer, bool]
+"""A bucket, its bytes or the memory that they lie in, and whether it is the last."""
 
 
 def _in_group(receiver: Receiver, name: str) -> Receiver:

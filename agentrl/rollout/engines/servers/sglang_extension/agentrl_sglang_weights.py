@@ -14,11 +14,9 @@ memory that the trainer leaves alone as long as it is locked here (`Loans`).
 from __future__ import annotations
 
 import datetime
-import fcntl
 import importlib.abc
 import importlib.util
 import itertools
-import os
 import queue
 import sys
 import threading
@@ -27,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from agentrl_sglang_loans import LOANS, count_users, identify_memory
 from torch.utils._python_dispatch import TorchDispatchMode
 
 dist: Any = torch.distributed
@@ -37,24 +36,17 @@ UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 """The module of the class that receives and loads weights in each rank."""
 ALIGNED = 64
 """Bytes of which an address is a multiple where a parameter may lie: a line of the processor's cache."""
-HEADER = 64
-"""Bytes that torch keeps for itself at the beginning of a file of shared memory."""
-SHARED = "/dev/shm"
 CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 """Operations of a loader beside copying that are allowed: rows that no tensor has keep what they were filled with."""
 FOREVER = datetime.timedelta(days=1000)
 """The wait for an announcement, which the end of the trainer's store ends."""
 
 
-def count_users(tensor: torch.Tensor) -> int:
-    """Return how many tensors lie in the memory of one, itself included."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1
-
-
 class Arrivals:
     """Broadcasts of a group that were not loaded yet, in order; the trainer begins the next before one has arrived.
 
-    Memory that nothing uses any more is received into again: new pages cost more than what is copied into them.
+    What the trainer says lies in shared memory is not broadcast. Memory that nothing uses any more is received into
+    again: new pages cost more than what is copied into them.
 
     Args:
         store: a connection of its own to the group's store.
@@ -72,14 +64,23 @@ class Arrivals:
         try:
             for number in itertools.count():
                 self._store.wait([f"bucket/{number}"], FOREVER)
-                size = int(self._store.get(f"bucket/{number}"))
-                if size < 0:
+                told, _, name = self._store.get(f"bucket/{number}").decode().partition(" ")
+                if (size := int(told)) < 0:
                     raise RuntimeError("the trainer has left it")
+                if name:
+                    self._arrived.put((self._open(name)[:size], None))
+                    continue
                 flat = self._find_memory(size)[:size]
                 self._arrived.put((flat, dist.broadcast(flat, src=0, group=self._group, async_op=True)))
                 del flat
         except Exception as error:  # the trainer has left the group, or died: whoever waits for weights is told
             self._arrived.put(error)
+
+    def _open(self, name: str) -> torch.Tensor:
+        memory: torch.Tensor | None = LOANS.lock(name)
+        if memory is None:
+            raise RuntimeError(f"the shared memory {name} can't be read")
+        return memory
 
     def _find_memory(self, size: int) -> torch.Tensor:
         """Return the smallest unused piece that is large enough; a new one takes the place of the largest."""
@@ -124,7 +125,8 @@ class Arrivals:
         try:
             if isinstance(arrived, Exception):
                 raise arrived
-            arrived[1].wait()
+            if arrived[1] is not None:
+                arrived[1].wait()
         except Exception as error:
             self._arrived.put(error)
             raise RuntimeError(f"the weights' group ended: {error}") from error
@@ -220,58 +222,6 @@ class Placement:
                     place.copy_(part.view(-1))
 
 
-class Loans:
-    """Shared memory of a trainer's that parameters lie in, locked here: the trainer writes none that somebody locked.
-
-    It is mapped anew for each publication, and privately: whatever is written to a parameter in its place, by a load
-    from a disk for instance, no other server sees. The system lets go of the locks of a process that dies.
-    """
-
-    def __init__(self) -> None:
-        self._held: list[tuple[int, torch.Tensor]] = []
-
-    def borrow(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Return the same values where parameters may lie; None where the trainer is about to write some of them."""
-        memories: dict[int, torch.UntypedStorage | None] = {}
-        found = list[torch.Tensor]()
-        for tensor in tensors:
-            given = tensor.untyped_storage()
-            if given.data_ptr() not in memories:
-                memories[given.data_ptr()] = self._lock(given)
-            if (memory := memories[given.data_ptr()]) is None:
-                return None
-            place = torch.empty(0, dtype=tensor.dtype, device="cpu")
-            at = tensor.storage_offset() + HEADER // tensor.element_size()
-            found.append(place.set_(memory, at, tensor.shape, tensor.stride()))
-        return found
-
-    def _lock(self, given: torch.UntypedStorage) -> Any:
-        if not given.is_shared():
-            return None
-        path = SHARED + given._share_filename_cpu_()[1].decode()
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.fstat(file).st_size != given.nbytes() + HEADER:
-                raise OSError("this torch keeps it in another form")
-            memory: Any = torch.UntypedStorage.from_file(path, False, given.nbytes() + HEADER)
-        except OSError:
-            os.close(file)
-            return None
-        self._held.append((file, torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory)))
-        return memory
-
-    def give_back(self) -> None:
-        """Unlock what nothing lies in any more."""
-        unused = [each for each in self._held if count_users(each[1]) == 1]
-        self._held = [each for each in self._held if count_users(each[1]) > 1]
-        for file, _ in unused:
-            os.close(file)
-
-
 def split(parameter: torch.Tensor, parts: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the place of each part in a parameter, flat, and the part."""
     at = 0
@@ -332,6 +282,7 @@ def receive_ahead(updater: Any) -> None:
             store = dist.PrefixStore(group_name, dist.TCPStore(host, port, is_master=False))
             if (free := free_memory()) is not None:
                 store.set(f"free/{rank + self.tp_rank}", str(free))
+            store.set(f"shared/{rank + self.tp_rank}", identify_memory())
             arrivals[group_name] = Arrivals(store, self._model_update_group[group_name])
         return answer
 
@@ -389,7 +340,6 @@ def place_again(updater: Any) -> None:
     end = updater.end_weight_update
     known: dict[Any, Placement] = {}
     new: list[tuple[Any, Any, Placement, list[torch.Tensor]]] = []
-    loans = Loans()
 
     def load(self: Any, named: Any, usual: Callable[[], Any], borrow: Callable[[Any], Any]) -> Any:
         model, tensors = self.get_model(), [tensor for _, tensor in named]
@@ -414,7 +364,7 @@ def place_again(updater: Any) -> None:
     def from_hand(self: Any, named_tensors: Any, load_format: str | None = None) -> Any:
         if load_format is not None or not isinstance(named_tensors, list):
             return handed(self, named_tensors, load_format)
-        return load(self, named_tensors, lambda: handed(self, named_tensors, load_format), loans.borrow)
+        return load(self, named_tensors, lambda: handed(self, named_tensors, load_format), LOANS.borrow)
 
     def ended(self: Any, **given: Any) -> Any:
         answer = end(self, **given)
@@ -423,7 +373,7 @@ def place_again(updater: Any) -> None:
                 placement.parts = None
             known[key] = placement
         new.clear()
-        loans.give_back()
+        LOANS.give_back()
         return answer
 
     updater.load_weights_from_distributed = from_broadcast
