@@ -139,7 +139,7 @@ def test_a_gate_begins_groups_later_again_once_the_engine_has_nothing_to_do_and_
     gate = Gate(groups_per_step=2, steps=40, staleness=4)
     for idle in (False, False, False, True):
         gate.publish(idle=idle)
-        gate.wait(full=False)
+        gate.wait(lambda: False)
     assert (gate.ahead, gate.admits(), gate.admits(again=True)) == (4, 10, 10)
     gate.publish(idle=True)
     for ahead in (3, 2, 1, 1):
@@ -425,3 +425,21 @@ def test_a_buffer_that_waits_looks_at_all_numbers_a_few_times_however_many_group
         assert buffer.ready(300) == buffer.finished.issuperset(range(300))
     assert buffer.ready(900)
     assert looked <= 20
+
+
+async def test_groups_that_are_taken_one_by_one_look_at_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's `async for group` went through all groups of the step for each, and through their sessions."""
+    looked = 0
+
+    def counted(groups: Stream) -> int:
+        nonlocal looked
+        looked += 1
+        return 0
+
+    monkeypatch.setattr(Stream, "_under_way", counted)
+    async with stream(steps=2, per_step=40, staleness=1) as one:
+        for step in range(2):
+            taken = [(await one.take(1))[0] for _ in range(40)]
+            assert [group.number for group in taken] == list(range(40 * step, 40 * (step + 1)))
+            one.published(taken)
+    assert looked <= 2

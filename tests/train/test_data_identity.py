@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -21,6 +23,9 @@ from agentrl.train.evaluation.suite.parts import read_suite
 from agentrl.train.evaluation.suite.results import read_results
 from agentrl.train.record.files import write_atomically
 from agentrl.train.record.verify import verify
+from agentrl.train.record.verify.data_checks import StoredTasks
+from agentrl.train.record.verify.report import Check
+from agentrl.train.record.verify.run_checks import _check_weights
 from agentrl.types import Message, Session, StepResult, Task
 from agentrl.viewer.difference import differences
 from agentrl.viewer.runs import run_at
@@ -246,3 +251,43 @@ def test_diff_compares_no_tasks_of_runs_whose_data_differs(tmp_path: Path) -> No
         other_content(data)
     shown = [str(part) for part in differences(run_at(tmp_path / "one"), run_at(tmp_path / "other"), 100)]
     assert any("not compared, since the data differs: the split 'eval' had other content" in text for text in shown)
+
+
+def test_verify_keeps_of_a_groups_task_a_digest_however_large_it_is() -> None:
+    """A run of 100,000 groups with tasks of 10 kB had all of them in memory at once."""
+    tasks = StoredTasks()
+    for number in range(50):
+        about: dict[str, Any] = {"group": f"g{number}", "phase": ("train", "eval")[number % 2], "group_number": number}
+        tasks.add(Session(f"s{number}", Task(id=str(number), data={"text": "x" * 10_000}), step=1, **about))
+    assert len(tasks.groups) == len(tasks.evaluated) == 25
+    assert len(pickle.dumps(tasks)) < 10_000
+
+
+def test_verify_goes_through_what_was_trained_once_however_many_steps_there_are() -> None:
+    """It did so for each step, so that a run of 10,000 took 50 million looks."""
+    looked, last = 0, 60
+
+    class Counted(list[Any]):
+        def __getitem__(self, place: Any) -> Any:
+            raise AssertionError("gone through by index")
+
+        def __iter__(self) -> Any:
+            for each in super().__iter__():
+                nonlocal looked
+                looked += 1
+                yield each
+
+        def __reversed__(self) -> Any:
+            return iter([*self][::-1])
+
+    trained = Counted((step, SimpleNamespace(version=step - 1 + (step == 9))) for step in range(1, last + 1))
+    rows = [{"step": step, "version": step} for step in range(1, last + 1)]
+    settings = SimpleNamespace(data=None)
+    check = Check("weights", "")
+    _check_weights(
+        cast(Any, SimpleNamespace(rows=rows, trained=trained, published=[], settings=lambda _: settings)), check
+    )
+    found = [fault for fault in check.faults if "given to no engine" not in str(fault)]
+    assert len(found) == 1, found
+    assert "step 9: the trainer had version 9, and after the step before version 8" in str(found[0])
+    assert looked == last

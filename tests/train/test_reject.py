@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,26 @@ def test_the_best_are_kept_once_each_and_never_what_the_infrastructure_failed(tm
         "failed by infrastructure": 1,
     }
     assert orjson.dumps(chosen)
+
+
+def test_the_sessions_of_one_task_at_a_time_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of an evaluation's were read before the first was chosen: 100,000 of them are gigabytes."""
+    config, most = RunConfig.model_validate({"env": "calculator", "eval": {"tasks": 30}}), 0
+    load = Store.load
+
+    def counted(store: Store, id_: str) -> Session:
+        nonlocal most
+        loaded = load(store, id_)
+        most = max(most, sum(type(each) is Session for each in gc.get_objects()))
+        return loaded
+
+    with Store(tmp_path / "sessions.db") as store:
+        for task in range(30):
+            for sample in range(2):
+                store.save(session(task, sample, f"{task}.{sample}", 1.0))
+        before = sum(type(each) is Session for each in gc.get_objects())
+        monkeypatch.setattr(Store, "load", counted)
+        own = RejectConfig(out="out", n=2, max_per_task=2, min_reward=0.5)
+        chosen = choose_rows(config.eval, own, store, Rejection(tmp_path / "out", tmp_path))
+    assert len(chosen) == 60
+    assert most - before <= 10

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +43,27 @@ def test_a_turn_is_found_under_the_names_by_which_credit_counts_it(rewarded: boo
     for node in session.nodes:
         name, number = find_credited(session, node)
         assert views[name].nodes[number].token_ids == node.token_ids
+
+
+def test_a_steps_digest_reads_no_more_where_more_steps_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step's digest read the whole file, which has gigabytes in the end; so did each step that is verified."""
+    steps, digests = [0], set[str]()
+
+    def count_step() -> None:
+        steps[-1] += 1
+
+    class Counted(sqlite3.Connection):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            self.set_progress_handler(count_step, 1)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Counted))
+    for last in (3, 60):
+        for step in range(1, last + 1):
+            trainer_logprobs.write(tmp_path, step, step - 1, {(f"s{step}", node): [-0.5] for node in range(5)})
+        steps.append(0)
+        digests.add(trainer_logprobs.digest(tmp_path, 2))
+    assert len(digests) == 1
+    assert 0 < steps[-1] < 200, steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -59,13 +60,13 @@ class Gate:
         ahead = self.staleness if again else self.ahead
         return max(0, min(ahead + 1, left) * self.groups_per_step + allowance - self.open)
 
-    def wait(self, *, full: bool) -> None:
+    def wait(self, full: Callable[[], bool]) -> None:
         """The loop has to wait for a batch; only the first time since the last publication counts.
 
         Args:
-            full: all slots are taken, so that groups which began earlier would only wait for one.
+            full: says whether all slots are taken, so that groups which began earlier would only wait for one.
         """
-        if not self._waited and not full:
+        if not self._waited and not full():
             self.ahead = min(2 * self.ahead, self.staleness)
         self._waited = True
 
@@ -96,6 +97,7 @@ class Buffer:
     begun: dict[int, Group] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     priority: Callable[[Group], float] | None = None
+    _numbers: list[int] = field(default_factory=list, init=False)  # of `begun`, sorted
     _late: tuple[int, int] | None = field(default=None, init=False)  # of the next so many groups, one under way
 
     def begin(self, group: Group) -> None:
@@ -104,6 +106,7 @@ class Buffer:
             attempt = self.begun[group.number].attempt
             raise InvalidInput(f"group {group.number} is in the buffer already, as attempt {attempt}")
         self.begun[group.number], self._late = group, None
+        insort(self._numbers, group.number)
 
     def put(self, group: Group) -> None:
         """A group has ended; InvalidInput where it was not begun, or has ended before."""
@@ -115,8 +118,10 @@ class Buffer:
 
     def next(self, count: int, order: Order = "number") -> list[int]:
         """The numbers of the next `count` groups; fewer where no more were begun, or have ended (`order="ready"`)."""
-        numbers = sorted(self.begun if order == "number" else self.finished)
-        if order == "ready" and (priority := self.priority) is not None:
+        if order == "number":
+            return self._numbers[:count]
+        numbers = sorted(self.finished)
+        if (priority := self.priority) is not None:
             numbers.sort(key=lambda number: -priority(self.begun[number]))
         return numbers[:count]
 
@@ -136,6 +141,8 @@ class Buffer:
 
     def drop(self, number: int) -> Group:
         """Take a group out, ended or not."""
+        group = self.begun.pop(number)
         self.finished.discard(number)
+        del self._numbers[bisect_left(self._numbers, number)]
         self._late = None
-        return self.begun.pop(number)
+        return group

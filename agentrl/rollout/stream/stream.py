@@ -120,7 +120,7 @@ class Stream:
         """
         self._admit()
         if not self.buffer.ready(count, self.order):
-            self.gate.wait(full=self._under_way() >= self.rollouts.slots.count)
+            self.gate.wait(lambda: self._under_way() >= self.rollouts.slots.count)
             self._admit()
         wanted = set(self._list_wanted(count))
         for session in (session for number in wanted for session in self._sessions.get(number, ())):

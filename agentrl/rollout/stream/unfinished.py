@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +20,7 @@ from agentrl.envs.base import Env, has_state
 from agentrl.envs.episode import ResumePoint
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.errors import AgentRLError, InvalidInput, StateUnsupported
-from agentrl.sessions.store.query import Between, Filters
+from agentrl.sessions.store.query import Between
 from agentrl.sessions.store.recorder import Records
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.summary import Summary
@@ -112,7 +112,7 @@ class LeftSessions:
             versions: of the policies that the run continues with, by name. A later one was learned in steps that the
                 run takes again, perhaps on other groups: what it generated is not of the policy whose version it has.
         """
-        for row in self._rows(store, {"phase": ["train", GREEDY], "group_number": Between(first)}):
+        for row in store.summaries({"phase": ["train", GREEDY], "group_number": Between(first)}):
             late = row.version_max is not None and row.version_max > versions[MAIN]
             if late or (len(versions) > 1 and _is_later(store.load(row.id), versions)):
                 store.delete(row.id)
@@ -122,16 +122,8 @@ class LeftSessions:
 
     def find_evaluated(self, store: Store) -> None:
         """Find the sessions of an evaluation that an earlier process began, by the same policy."""
-        for row in self._rows(store, {"phase": "eval"}):
+        for row in store.summaries({"phase": "eval"}):
             self._keep(store, row)
-
-    def _rows(self, store: Store, wanted: Filters) -> Iterator[Summary]:
-        after: str | None = None
-        while True:
-            page = store.find(wanted, limit=10_000, after=after)
-            yield from page.rows
-            if (after := page.next) is None:
-                return
 
     def _keep(self, store: Store, row: Summary) -> None:
         members = self._found.setdefault(row.group, {})

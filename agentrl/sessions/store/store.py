@@ -24,11 +24,14 @@ from agentrl.sessions.store import digests, edited, integrity, query, schema
 from agentrl.sessions.store.integrity import CountFile, Counts, checksum
 from agentrl.sessions.store.query import Filters, SessionPage
 from agentrl.sessions.store.schema import read_session
+from agentrl.sessions.store.summary import Summary
 from agentrl.sessions.store.writing import Saving, SessionGrowth, SessionWriter
 from agentrl.sessions.tree.incarnations import Loss
 from agentrl.types import Node, Session
 
 logger = logging.getLogger(__name__)
+PAGE = 10_000
+"""Summaries that are read at once."""
 
 
 class Store:
@@ -211,6 +214,15 @@ class Store:
         """
         with self._querying():
             return query.find(self._db, filters or {}, sort, descending, limit, after)
+
+    def summaries(self, filters: Filters | None = None) -> Iterator[Summary]:
+        """The summaries of all sessions that fit the filters, by when they began; never more than a page in memory."""
+        after: str | None = None
+        while True:
+            page = self.find(filters, limit=PAGE, after=after)
+            yield from page.rows
+            if (after := page.next) is None:
+                return
 
     def counts(self, by: str = "status", filters: Filters | None = None) -> dict[Any, int]:
         """Return the number of sessions that fit the filters, for each value of the column `by`.

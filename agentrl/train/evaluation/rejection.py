@@ -173,18 +173,17 @@ def _name(config: RunConfig) -> str:
 
 def choose_rows(measured: EvalConfig, own: RejectConfig, store: Store, found: Rejection) -> list[dict[str, Any]]:
     """The file's rows, task by task, the best sessions first."""
-    groups: dict[str, dict[int, Session]] = {}
-    sessions = sorted(
-        store.sessions(phase="eval"), key=lambda each: (each.group_number or 0, each.sample, each.attempt)
-    )
-    for session in sessions:
-        if (session.group_number or 0) < measured.tasks and session.sample < own.n:
-            groups.setdefault(session.group, {})[session.sample] = session
+    groups: dict[str, dict[int, str]] = {}
+    of_evaluation = store.summaries({"phase": "eval"})
+    places = sorted((row.group_number or 0, row.sample, row.attempt, row.group, row.id) for row in of_evaluation)
+    for number, sample, _, group, id_ in places:
+        if number < measured.tasks and sample < own.n:
+            groups.setdefault(group, {})[sample] = id_
     low = measured.solved_at if own.min_reward is None else own.min_reward
     known, rows = set[bytes](), list[dict[str, Any]]()
     for members in groups.values():
         kept = 0
-        for session in _best_first(list(members.values()), low, found):
+        for session in _best_first([store.load(id_) for id_ in members.values()], low, found):
             own_rows = list(_conversations(session))
             text = orjson.dumps([row["messages"] for row in own_rows])
             if text in known or not own_rows:

@@ -32,6 +32,8 @@ _TABLE = (
     "CREATE TABLE IF NOT EXISTS logprobs (session TEXT, node INTEGER, step INTEGER, version INTEGER, data BLOB, "
     "PRIMARY KEY (session, node, step))"
 )
+_INDEX = "CREATE INDEX IF NOT EXISTS logprobs_by_step ON logprobs (step)"
+"""Each step's rows are digested, and of a whole run they are gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ def write(run: Path, step: int, version: int, found: Mapping[tuple[str, int], Se
         with closing(sqlite3.connect(run / NAME, WAIT)) as db, db:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(_TABLE)
+            db.execute(_INDEX)
             formats.mark_database(db, formats.LOGPROBS)
             db.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?, ?, ?, ?)", rows)
     except sqlite3.Error as error:

@@ -167,8 +167,9 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
         if published.probe is None and config.weights.probe_tokens and step and before is not None:
             check.unknown["publications without a probe"] += 1
         before = published
+    had = {step: each.version for step, each in reversed(recorded.trained)}  # the first line of each step
     for step, row in rows.items():
-        trained = next((each.version for at, each in recorded.trained if at == step + 1), None)
+        trained = had.get(step + 1)
         if trained is not None and trained != row["version"]:
             what = f"the trainer had version {trained}, and after the step before version {row['version']:g}"
             check.fault(f"step {step + 1}", what)
