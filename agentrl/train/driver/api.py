@@ -179,6 +179,11 @@ def read_settings(env: str | type[Env] | None, settings: Mapping[str, Any]) -> T
     if isinstance(env, type):
         register(env.__name__, env)
         env = env.__name__
+    if env is not None and not isinstance(env, str):
+        raise ConfigError(
+            f"env is {env!r}: allowed are a name, path/to/file.py:CLASS and a class; a function that makes instances "
+            "has a name after agentrl.register(NAME, function)"
+        )
     if env is not None:
         given = merge({"name": env}, given)
     return tree | {"env": given} if given else tree
