@@ -75,6 +75,7 @@ class Registry(Generic[T]):
         """
         self.kind, self.setting, self.group = kind, setting, group
         self.base, self._have_settings = settings or BaseModel, settings is not None
+        self._built_in = built_in
         self._targets: dict[str, object] = dict(built_in)
         self._default, self._error = default or (lambda value: False), error
         self._accept = accept or (lambda found: found if self._default(found) else None)
@@ -107,6 +108,10 @@ class Registry(Generic[T]):
     def known(self) -> dict[str, object]:
         """All names: those of installed packages, agentrl's own, then registered ones; of the same name, the last."""
         return {**{entry.name: entry for entry in entry_points(group=self.group)}, **self._targets}
+
+    def is_of_process(self, name: str) -> bool:
+        """Return whether a name was registered in this process, so that no other one knows it."""
+        return name in self._targets and self._targets[name] is not self._built_in.get(name)
 
     def available(self) -> dict[str, T]:
         """Every plug-in that can be imported, by name, the last registered one last; others cause a warning."""

@@ -156,3 +156,11 @@ def test_a_file_that_is_edited_within_a_second_and_keeps_its_length_is_read_anew
     written("main.py", "many")
     assert loaded() == ["many", "much"]
     assert not (tmp_path / "__pycache__").exists()
+
+
+def test_a_script_that_trains_where_it_is_imported_is_told_so(tmp_path: Path) -> None:
+    """`agentrl check env=script.py:Shop` trained a model first, and so did each worker that imported it."""
+    for call in ("train", "evaluate", "rollouts", "check_env"):
+        (tmp_path / f"{call}.py").write_text(f"import agentrl\nagentrl.{call}('calculator')\n")
+        with pytest.raises(ConfigError, match=rf"{call}\.py calls agentrl\.{call} where it is imported.*__main__"):
+            imports.load(f"{tmp_path / call}.py:Shop", "env=x")

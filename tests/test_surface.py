@@ -74,3 +74,6 @@ def test_an_environment_is_named_first_or_by_keyword_and_its_settings_stand_besi
         configure("gsm8k", {"env": "calculator"})
     with pytest.raises(agentrl.errors.ConfigError, match="'env' is required"):
         configure(None, {"steps": 3})
+    for given in (lambda: None, agentrl.make("calculator")):
+        with pytest.raises(agentrl.errors.ConfigError, match=r"^env is <.*allowed are a name, .* and a class"):
+            configure(given, {})  # type: ignore[arg-type]

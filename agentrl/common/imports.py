@@ -30,6 +30,8 @@ from agentrl.common.foreign_errors import is_foreign, words
 from agentrl.errors import AgentRLError, ConfigError, UnknownName, UntrustedCode, suggest
 
 _names_only: ContextVar[set[str] | None] = ContextVar("names_only", default=None)
+_imported: ContextVar[Path | None] = ContextVar("imported", default=None)
+"""The file that is being imported by its path."""
 _log = logging.getLogger(__name__)
 _PREFIX = "agentrl_file_"
 """With it begin the names of modules that were imported from a file's path."""
@@ -114,15 +116,23 @@ def _file_module(path: Path, where: str) -> ModuleType:
         return sys.modules[name]
     loader = _Loader(name, str(path), folder_of(path))
     module = sys.modules[name] = importlib.util.module_from_spec(loader.spec())
-    folder = _working_directory()
+    folder, token = _working_directory(), _imported.set(path)
     try:
         loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     finally:
+        _imported.reset(token)
         _return_to(folder, path)
     return module
+
+
+def refuse_within_import(function: str) -> None:
+    """Refuse a call that a file makes while it is imported by its path: each process that imports it would make it."""
+    if (path := _imported.get()) is not None:
+        guard = 'if __name__ == "__main__":'
+        raise ConfigError(f"{path} calls {function} where it is imported: put the call under `{guard}`")
 
 
 def _working_directory() -> str:

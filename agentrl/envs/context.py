@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.envs.reward_marks import FinalReward
-from agentrl.errors import StateUnsupported
+from agentrl.errors import EnvError, StateUnsupported
 from agentrl.tools.sources import NamedSource, OpenTools, close_or_warn
 from agentrl.types import Message, Node, Session, Task
 
@@ -55,6 +56,7 @@ class EpisodeContext:
         owner: the id of the instance.
         arguments: the constructor's, with which `fork` makes another instance.
         episode: its task and seed; None before it begins.
+        played: whether a session of a run is being played in it.
         earned: the reward of the step under way, so far; None where there is none.
         over: whether the step under way has ended the task.
         expert_calls: how many tool calls experts have written.
@@ -69,6 +71,7 @@ class EpisodeContext:
     owner: int
     arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
     episode: tuple[Task, int | None] | None = None
+    played: bool = False
     earned: float | None = None
     over: bool = False
     expert_calls: int = 0
@@ -108,6 +111,19 @@ def context_of(env: object) -> EpisodeContext:
     """Return an instance's context; that of a copy of an instance begins as a copy of the original's."""
     context: EpisodeContext | None = vars(env).get(KEY)
     if context is None or context.owner != id(env):
-        context = EpisodeContext(id(env)) if context is None else replace(context, owner=id(env))
+        context = EpisodeContext(id(env)) if context is None else replace(context, owner=id(env), played=False)
         vars(env)[KEY] = context
     return context
+
+
+@contextmanager
+def alone(env: object) -> Iterator[None]:
+    """Within it one session is played in the instance; EnvError where another one is, as in a shared instance."""
+    context = context_of(env)
+    if context.played:
+        raise EnvError(f"one instance of {type(env).__name__} was given to two episodes at once: make one for each")
+    context.played = True
+    try:
+        yield
+    finally:
+        context.played = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +31,7 @@ from agentrl.envs.state import resolve
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
 from agentrl.overrides import validate
 from agentrl.registry import Registry, subclass_of
+from agentrl.tools.schema import show_value
 from agentrl.tools.threads import run_in_thread
 from agentrl.types import Session, Task
 
@@ -255,7 +256,10 @@ class NamedGroupReward(_Named):
         if not sessions or not self.takes(sessions[0].task):
             return [None] * len(sessions)
         where = self._where
-        values = list(await self._in_time(lambda: self._compute(sessions)))
+        given: Any = await self._in_time(lambda: self._compute(sessions))
+        if isinstance(given, str | Mapping | Set) or not isinstance(given, Iterable):
+            raise InfraError(f"{where} gave {show_value(given)}: a value for each session, in a list, is wanted")
+        values = list(given)
         if len(values) != len(sessions):
             raise InfraError(f"{where} gave {len(values)} values for {len(sessions)} sessions")
         return [None if missing(value) else reward_value(value, where, self.reward.range) for value in values]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
+
+import agentrl
 from agentrl.envs.base import Env
-from agentrl.envs.context import context_of
+from agentrl.envs.context import alone, context_of
 from agentrl.envs.episode import play
+from agentrl.errors import EnvError
 from agentrl.types import Message, Task
 
 
@@ -56,3 +60,15 @@ async def test_what_a_copy_earns_is_not_the_originals():
         one.end()
     assert context_of(env).collect() == (None, False)
     assert context_of(other).collect() == context_of(third).collect() == (1.0, True)
+
+
+async def test_a_shared_instance_plays_one_session_at_a_time_and_a_copy_its_own():
+    """A factory that returned the same instance again mixed the episodes of a run in silence."""
+    env = agentrl.make("calculator")
+    with alone(env):
+        with pytest.raises(EnvError, match="one instance of Calculator was given to two episodes at once"), alone(env):
+            pass
+        with alone(copy.copy(env)):
+            pass
+    with alone(env):
+        pass

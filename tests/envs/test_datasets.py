@@ -113,6 +113,13 @@ def test_a_column_that_a_parquet_file_has_twice_is_refused() -> None:
         list(parse_rows("x.parquet", file))
 
 
+def test_a_truth_value_chooses_the_rows_of_a_table_that_write_it_in_any_letters(tmp_path: Path) -> None:
+    """`env.where.kept=true` took the rows with "True" and left those with "true" out."""
+    (tmp_path / "x.csv").write_text("n,kept\n1,true\n2,False\n3,TRUE\n4,\n")
+    assert [row["n"] for row in rows(tmp_path / "x.csv", "train", where={"kept": True})] == ["1", "3"]
+    assert [row["n"] for row in rows(tmp_path / "x.csv", "train", where={"kept": False})] == ["2"]
+
+
 def test_a_cell_may_be_longer_than_pythons_own_limit(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("a\tb\n" + "x" * 200_000 + "\t1\n")
     ((line, row),) = read_rows(tmp_path / "x.tsv")
@@ -169,6 +176,9 @@ def test_columns_are_renamed_and_rows_chosen_and_a_wrong_name_is_answered_with_t
     assert [row["prompt"] for row in rows(tmp_path, "train", where={"meta.level": [0, 4]})] == ["q0", "q4"]
     (tmp_path / "keep.py").write_text("def keep(row): return row['prompt'] == 'q2'")
     assert len(rows(tmp_path, "train", where=f"{tmp_path}/keep.py:keep")) == 1
+    (tmp_path / "keep.py").write_text("def keep(row):\n    return row['there']\n")
+    with pytest.raises(ConfigError, match=r"jsonl, row 1: env\.where='.*keep\.py:keep' raised KeyError: 'there'"):
+        rows(tmp_path, "train", where=f"{tmp_path}/keep.py:keep")
     with pytest.raises(ConfigError, match=r"row 1: there is no column 'promt'; did you mean 'prompt'\?"):
         rows(tmp_path, "train", columns={"question": "promt"})
 

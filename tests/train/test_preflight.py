@@ -14,7 +14,7 @@ import pytest
 import agentrl
 from agentrl.config import RunConfig
 from agentrl.envs.builtin.questions.images import column_of_images
-from agentrl.envs.registry import make
+from agentrl.envs.registry import ENVS, make
 from agentrl.errors import ConfigError, EngineError, EnvError, SandboxError
 from agentrl.models import devices
 from agentrl.overrides import merge_settings, validate
@@ -42,6 +42,18 @@ class Greeting(agentrl.Env):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return asyncio.run(base_model.build_tiny(Greeting, tmp_path_factory.mktemp("greeting") / "model", seed=0))
+
+
+def test_an_environment_that_workers_can_not_find_is_refused() -> None:
+    """A class that a script gave was "unknown" to the workers, after the model had been loaded."""
+    config = validate(merge_settings(["env=greeting", "cluster.environments=2"]), RunConfig)
+    with ENVS.forgetting():
+        agentrl.register("greeting", Greeting)
+        for check in (preflight.check_rollouts, preflight.check_evaluation):
+            with pytest.raises(
+                ConfigError, match=r"env='greeting' is registered in this process alone.*file\.py:CLASS"
+            ):
+                check(config)
 
 
 async def look(model: Path, *words: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentrl.common.imports import refuse_within_import
 from agentrl.envs.base import Env
 from agentrl.envs.check.child import CheckJob
 from agentrl.envs.check.findings import Finding, Measured, Note, Scores
@@ -63,6 +64,7 @@ def check_env(
         ConfigError: the options, or the settings of a reward, are wrong.
         InvalidInput: a number that is not positive.
     """
+    refuse_within_import("agentrl.check_env")
     numbers = {"tasks": tasks, "limit": limit, "hostile": 1 if hostile is None else hostile}
     for name, value in {**numbers, "scored": scored, "seconds": seconds}.items():
         if not value > 0:

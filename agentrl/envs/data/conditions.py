@@ -40,7 +40,10 @@ def fits(value: Any, wanted: Any) -> bool:
     allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
     if isinstance(value, bool):
         allowed = [SWITCHES.get(str(each).lower(), each) for each in allowed]
-    return value in allowed or str(value) in map(str, allowed)  # a CSV file has text alone
+    if value in allowed or str(value) in map(str, allowed):  # a CSV file has text alone
+        return True
+    switches = [str(each).lower() for each in allowed if isinstance(each, bool)]
+    return isinstance(value, str) and value.lower() in switches
 
 
 def inside(data: Mapping[str, Any], name: str) -> Any:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
+from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
 from agentrl.envs.data import hub
 from agentrl.envs.data.conditions import conditions, fits
@@ -103,8 +104,8 @@ class Dataset:
         return named or [name for name in files if not self._words(name) & EVAL_WORDS]
 
     def _of_split(self, files: list[str], split: str) -> list[str]:
-        for words in WORDS[split]:
-            if chosen := [name for name in files if self._words(name) & set(words)]:
+        for known in WORDS[split]:
+            if chosen := [name for name in files if self._words(name) & set(known)]:
                 return chosen
         return []
 
@@ -148,7 +149,7 @@ class Dataset:
                 for number, row in parse_rows(name, file):
                     place = f"{name}, row {number}"
                     row = self._rename(row, place)
-                    if kept(row):
+                    if kept(row, place):
                         yield place, row
                     else:
                         self.left_out["where"] += 1
@@ -204,14 +205,21 @@ class Dataset:
     def _rename(self, row: dict[str, Any], place: str) -> dict[str, Any]:
         return row | {ours: _value(row, theirs, place) for ours, theirs in self.columns.items()}
 
-    def _condition(self) -> Callable[[Row], bool]:
+    def _condition(self) -> Callable[[Row, str], bool]:
         if self.where is None:
-            return lambda row: True
+            return lambda row, place: True
         if isinstance(self.where, str):
-            function: Callable[[Row], bool] = load(self.where, f"env.where={self.where!r}")
-            return function
+            return partial(_keep, self.where, load(self.where, f"env.where={self.where!r}"))
         wanted = dict(conditions(self.where))
-        return lambda row: all(fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
+        return lambda row, place: all(fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
+
+
+def _keep(name: str, function: Callable[[Row], Any], row: Row, place: str) -> bool:
+    """Ask a function of the user's for a row."""
+    try:
+        return bool(function(row))
+    except Exception as error:
+        raise ConfigError(f"{place}: env.where={name!r} raised {words(error)}") from error
 
 
 def files_of(folder: Path) -> Iterator[Path]:

@@ -21,6 +21,7 @@ from agentrl.common.deadline import Deadline
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
+from agentrl.envs.context import alone
 from agentrl.envs.episode import ScriptedActor, episode_state, run_episode
 from agentrl.envs.results import IN_TOOLS, error_text, invalid
 from agentrl.envs.scoring.group_rewards import give_group_rewards
@@ -331,14 +332,15 @@ class Rollouts:
             return await self.elsewhere.play(self, session, actor, deadline)
         about: dict[str, Any] = {"group": session.group, "phase": session.phase, "step": (session.step or 0) + 1}
         with tracing.scope(session=session.id), tracing.span("session", root=True, **about):
-            session = await self._play_session(session, actor, deadline, restored)
+            env = restored.env if restored is not None else self.make_env().for_task(session.task)
+            with alone(env.unwrapped):
+                session = await self._play_session(env, session, actor, deadline, restored)
             tracing.note(status=session.status, turns=session.turns)
             return session
 
     async def _play_session(
-        self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
+        self, env: Env, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
     ) -> Session:
-        env = restored.env if restored is not None else self.make_env().for_task(session.task)
         if isinstance(actor, Program):
             assert isinstance(actor, ServedProgram)
             return await actor.play(env, session, self._limits(deadline))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl.common import cores, garbage
+from agentrl.common.imports import refuse_within_import
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.registry import register
@@ -49,6 +50,7 @@ def train(env: str | type[Env] | None = None, /, *, display: Display | None = No
     """
     from agentrl.train.driver.setup import complete
 
+    refuse_within_import("agentrl.train")
     tree = read_settings(env, settings)
     if describes_chain(tree):
         from agentrl.train.chain.planning import plan_chain
@@ -72,6 +74,7 @@ def evaluate(env: str | type[Env] | None = None, /, *, display: Display | None =
     """
     from agentrl.train.evaluation.evaluate import refuse_ignored
 
+    refuse_within_import("agentrl.evaluate")
     refuse_ignored(spread(settings))
     return run_evaluate(configure(env, settings), display)
 
@@ -176,6 +179,11 @@ def read_settings(env: str | type[Env] | None, settings: Mapping[str, Any]) -> T
     if isinstance(env, type):
         register(env.__name__, env)
         env = env.__name__
+    if env is not None and not isinstance(env, str):
+        raise ConfigError(
+            f"env is {env!r}: allowed are a name, path/to/file.py:CLASS and a class; a function that makes instances "
+            "has a name after agentrl.register(NAME, function)"
+        )
     if env is not None:
         given = merge({"name": env}, given)
     return tree | {"env": given} if given else tree

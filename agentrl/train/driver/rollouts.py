@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from agentrl.common.imports import refuse_within_import
 from agentrl.config import PAST, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
@@ -67,6 +68,7 @@ def rollouts(env: str | type[Env] | None = None, /, *, display: Display | None =
     Raises:
         ConfigError: a setting is unknown, has the wrong type, is of no use here, or contradicts another.
     """
+    refuse_within_import("agentrl.rollouts")
     if wrong := [name for name in UNUSED if name in spread(settings)]:
         raise ConfigError(f"{wrong[0]} is for agentrl.train; agentrl.rollouts leaves training to the script")
     config = configure(env, settings)

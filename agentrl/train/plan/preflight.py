@@ -32,7 +32,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.data.hub import is_hub, no_such_file
 from agentrl.envs.data.mixture import list_mixed
-from agentrl.envs.registry import make
+from agentrl.envs.registry import ENVS, make
 from agentrl.envs.rewards import REWARDS
 from agentrl.errors import ConfigError, EnvError, missing_extra, unknown_name
 from agentrl.models import KNOWN, resolve
@@ -192,6 +192,7 @@ def check_rollouts(config: RunConfig) -> Env:
     _check_player(own, model, here, config.agent, config.gateway)
     make_measure(FILTERS, config.rollout.filter)
     make_measure(PRIORITIES, config.rollout.priority)
+    _check_known_elsewhere(config)
     env = make(config.env.name, **config.env.kwargs)
     check_branching(config.rollout.branch, env, config.agent)
     check_agents(config.env.name, env, config.agents, config.policies, config.program, trains=True)
@@ -200,10 +201,20 @@ def check_rollouts(config: RunConfig) -> Env:
     return env
 
 
+def _check_known_elsewhere(config: RunConfig) -> None:
+    """Refuse an environment that workers would look for in vain."""
+    if config.cluster.environments and ENVS.is_of_process(config.env.name):
+        raise ConfigError(
+            f"env={config.env.name!r} is registered in this process alone, and cluster.environments="
+            f"{config.cluster.environments} plays it in others: name its class by its file, env='path/to/file.py:CLASS'"
+        )
+
+
 def check_evaluation(config: RunConfig) -> None:
     """Look up what an evaluation's configuration names; a model that is known by name is fetched."""
     here = config.cluster.name == "local"
     _check_resident(config.rewards, config.cluster)
+    _check_known_elsewhere(config)
     env = make(config.env.name, **config.env.kwargs)
     if is_remote(config.policy):
         check_api(config.policy, config.api, env)

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import ScriptedActor
-from agentrl.envs.rewards import adding, make_rewards
+from agentrl.envs.rewards import GroupRewardConfig, NamedGroupReward, adding, make_rewards
 from agentrl.envs.scoring.judge_client import JudgeClient, JudgeConfig
 from agentrl.envs.scoring.judges import list_pairs
 from agentrl.errors import AgentRLError, ConfigError, InfraError
@@ -297,6 +297,22 @@ async def test_gates_that_can_not_be_meant_end_the_run(gates: dict[str, list[str
 class First(GroupReward):
     def compute_group(self, sessions: Sequence[Session]) -> list[float | None]:
         return [float(not place) for place in range(len(sessions))]
+
+
+class Whole(GroupReward):
+    given: ClassVar[Any] = None
+
+    def compute_group(self, sessions: Sequence[Session]) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize("given", [0.5, None, {"a": 1.0}, "1", {0.5}])
+async def test_a_group_reward_that_gives_no_list_costs_no_score_and_ends_no_run(given: Any) -> None:
+    """A number for all of them ended the run with a TypeError of ours."""
+    Whole.given = given
+    named = NamedGroupReward("r", Whole(GroupRewardConfig(name="whole")))
+    with pytest.raises(InfraError, match=r"rewards\.r='whole' gave .*: a value for each session, in a list, is wanted"):
+        await named([session("a")])
 
 
 @pytest.mark.slow
