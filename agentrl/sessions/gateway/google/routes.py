@@ -22,7 +22,7 @@ from agentrl.sessions.gateway.google import replies, requests
 from agentrl.sessions.gateway.http import openapi
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body
-from agentrl.sessions.gateway.http.requests import authorized_body, key_of, retry_count
+from agentrl.sessions.gateway.http.requests import authorized_body, key_of, note_headers, retry_count
 
 METHODS = ("generateContent", "streamGenerateContent", "countTokens")
 _PATH = "/sessions/{session_id}/v1beta/models"
@@ -52,7 +52,7 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
         can = speaker.parts.engine.capabilities.json_schema
         asked = requests.read(body, speaker.limits, model, stream, retry_count(request), can)
         asked.agent = speaker.agent
-        asked.excluded = gateway.parts.exclusion.by_header(request.headers)
+        note_headers(asked, request, gateway, entry)
         exchange = Exchange(speaker.parts, entry.state, asked)
         if method == "countTokens":
             return JSONResponse({"totalTokens": await exchange.count()})
