@@ -34,8 +34,8 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
 
     described = openapi.protocol_request(METHODS[0], *codes)
 
-    @app.post(f"{_PATH}/{{call}}", **described)
-    @app.post(f"{_PATH.replace('v1beta', 'v1')}/{{call}}", name="call_v1", **described)
+    @app.post(f"{_PATH}/{{call:path}}", **described)
+    @app.post(f"{_PATH.replace('v1beta', 'v1')}/{{call:path}}", name="call_v1", **described)
     async def call(session_id: str, call: str, request: Request) -> Response:
         """A turn, or how many tokens its prompt has."""
         model, _, method = call.rpartition(":")
@@ -64,7 +64,7 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
         names = gateway.entry(session_id, key_of(request)).models(gateway.model)
         return JSONResponse({"models": [_describe(name) for name in names]})
 
-    @app.get(f"{_PATH}/{{model}}", responses=openapi.answers(200, 401, 410))
+    @app.get(f"{_PATH}/{{model:path}}", responses=openapi.answers(200, 401, 410))
     async def model(session_id: str, model: str, request: Request) -> Response:
         """The same, by whatever name its client calls it."""
         gateway.entry(session_id, key_of(request))
