@@ -135,6 +135,16 @@ def load(path: Path) -> Any:
     return load_causal_lm(path, torch.float32, "eager")
 
 
+def test_a_head_of_its_own_is_refused_where_the_configuration_ties_it(tmp_path: Path) -> None:
+    """transformers did not tie it, and servers did: a trainer and its engines computed with different heads."""
+    load(rewritten(qwen(tmp_path / "same"), lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 0})))
+    other = rewritten(qwen(tmp_path / "own"), lambda t: t.update({"lm_head.weight": torch.ones(64, 32)}))
+    with pytest.raises(
+        InvalidWeights, match=r"other than the tensor that tie_word_embeddings ties it to: lm_head\.weight"
+    ):
+        load(other)
+
+
 @pytest.mark.parametrize("binary", [False, True], ids=["safetensors", "bin"])
 def test_weights_of_another_kind_of_model_are_refused_by_their_names(tmp_path: Path, binary: bool) -> None:
     """Qwen2's weights with a configuration of Llama lost their biases, and trained to the end."""

@@ -113,6 +113,26 @@ def test_a_turn_ends_with_each_of_the_tokens_that_the_models_files_list(tmp_path
     assert node[0] == start
 
 
+def test_a_tokenizer_of_a_larger_vocabulary_than_the_models_is_told_or_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its turns could never end: no embedding stands for the token that ends them."""
+    folder(tmp_path, tokenizer_config={"chat_template": TURNS}, config={"vocab_size": PLAIN.vocab_size})
+    get_renderer(tmp_path)
+    assert caplog.messages == []
+    (tmp_path / "few").mkdir()
+    few = {"chat_template": TURNS, "added_tokens_decoder": {str(SIZE): {"content": "<|pad|>", **FLAGS}}}
+    get_renderer(folder(tmp_path / "few", tokenizer_config=few, config={"vocab_size": SIZE}))
+    assert f"has {SIZE + 1} tokens, and the model {SIZE} (vocab_size in config.json)" in caplog.text
+    (tmp_path / "end").mkdir()
+    end = PLAIN.special("<|b|>")
+    other = folder(
+        tmp_path / "end", tokenizer_config={"chat_template": TURNS}, config={"text_config": {"vocab_size": end}}
+    )
+    with pytest.raises(ConfigError, match=rf"the token '.*' \(\d+\), and the model in .* has {end} tokens"):
+        get_renderer(other)
+
+
 def test_what_a_format_writes_within_a_turn_does_not_end_it() -> None:
     thinks = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     marks = ("<|a|>", "<|b|>", "<think>", "</think>", "<|c|>")

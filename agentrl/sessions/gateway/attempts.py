@@ -61,6 +61,11 @@ class Attempts:
     def retried(self, pending: PendingRequest) -> int | None:
         """The attempt whose stored reply answers this request; None if turns are to be generated."""
         retries, detect_lost = self.state.retries, self.detection == "lost"
+        keyed = retries.find_keyed(self.request)
+        retries.note_key(self.request, pending)
+        if keyed is not None:
+            pending.repeats = True
+            return keyed.attempt if self.stored(keyed.attempt) else None
         lost = retries.take_lost(pending) if detect_lost or self.request.retry else None
         if lost is not None:
             return lost
@@ -78,8 +83,9 @@ class Attempts:
     def next(self, pending: PendingRequest) -> int:
         """This request's attempt, if turns are to be generated; one that repeats another request ends that one."""
         same = [other for other in self.state.pending if other.same(pending)]
-        if same and pending.repeats:
-            return same[0].supersede()
+        tried = [other for other in same if pending.key in (None, other.key)]
+        if tried and pending.repeats:
+            return tried[0].supersede()
         attempt = 0
         if self.request.sampling.seed is None:
             in_progress = {other.attempt for other in same}

@@ -212,9 +212,11 @@ class Delivery(Response):
         if not self.began:
             await send_error(send, error, self.style)
         elif self.exchange.request.stream:
-            data = orjson.dumps(error.body(self.style))
-            name = "error" if self.style == "anthropic" or self.exchange.request.protocol == "responses" else None
-            await send({"type": "http.response.body", "body": event(data, name)})
+            body, responses = error.body(self.style), self.exchange.request.protocol == "responses"
+            if responses:  # whose clients know an event by its type
+                body |= {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+            name = "error" if self.style == "anthropic" or responses else None
+            await send({"type": "http.response.body", "body": event(orjson.dumps(body), name)})
 
     def _uncancel(self) -> None:
         """Clear the cancellation: the task is the server's and continues."""

@@ -110,7 +110,7 @@ class Exchange:
         attempts = Attempts(
             self.state, self.request, parent, opening, digest, self.sampling, budget.left, detection, mixed
         )
-        self.pending = pending = PendingRequest(digest, attempts.samplings(0), 0, cancel)
+        self.pending = pending = PendingRequest(digest, attempts.samplings(0), 0, cancel, self.request.key)
         retried = attempts.retried(pending)
         stored = None if retried is None else attempts.stored(retried)
         if stored and retried is not None:
@@ -356,7 +356,8 @@ class Exchange:
         if self.pending is not None and self.pending in self.state.pending:
             self.state.pending.remove(self.pending)
             self.pending.cancel = _nothing  # else it and what it cancels would be a reference cycle
-            if self.committed is None and not self.pending.superseded:
+            self.pending.unanswered = self.committed is None
+            if self.pending.unanswered and not self.pending.superseded:
                 self.state.retries.note_unanswered(self.request)
 
     def note_lost(self) -> None:

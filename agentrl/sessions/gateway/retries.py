@@ -1,10 +1,11 @@
 """Identical requests: which of them are retries, and which request another sample.
 
 A client that lost its reply repeats the request, and so does one that samples a prompt several times, one sample after
-the other or many at once; all send the same. A repeat is a retry if its header says so (the SDKs' header), or if its
-reply was lost: the connection broke soon after the reply's last byte was written. An operating system resets a
-connection that is closed with bytes unread, and only then, so it is known whether a client had read its reply when it
-disconnected. A retry of a request that ended without a reply is a sample of its own: nobody else's request ends for it.
+the other or many at once; all send the same. A repeat is a retry if its headers say so (the SDKs' count of tries, or
+the key of the first try), or if its reply was lost: the connection broke soon after the reply's last byte was written.
+An operating system resets a connection that is closed with bytes unread, and only then, so it is known whether a client
+had read its reply when it disconnected. A retry of a request that ended without a reply is a sample of its own: nobody
+else's request ends for it.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ MAX_REMEMBERED = 1024
 class PendingRequest:
     """A request in progress, and which attempt at it this is, counted from 0.
 
-    `repeats` says that its header calls it a retry, and that no earlier try is known to have ended without a reply.
+    `key` is the request's (`TurnRequest.key`). `repeats` says that its header calls it a retry, and that no earlier try
+    is known to have ended without a reply; `unanswered` that it has ended so itself.
     """
 
     digest: bytes
     samplings: tuple[Sampling, ...]
     attempt: int
     cancel: Callable[[], object]
+    key: str | None = None
     repeats: bool = False
     superseded: bool = False
+    unanswered: bool = False
 
     def same(self, other: PendingRequest) -> bool:
         """Return whether both are the same request."""
@@ -59,16 +63,31 @@ class Retries:
     """A session's requests that clients may repeat.
 
     `reopened` is when it was loaded from the store: its last reply may have been lost with the previous process.
-    `unanswered` are the digests of requests that failed or were refused as too many.
+    `unanswered` are the digests of requests that failed or were refused as too many. `keyed` are the latest requests
+    that have a key.
     """
 
     reopened: float | None = None
     unanswered: list[int] = field(default_factory=list)
     lost: list[tuple[float, PendingRequest]] = field(default_factory=list)
+    keyed: dict[tuple[str, int], PendingRequest] = field(default_factory=dict)
 
     def note_unanswered(self, request: TurnRequest) -> None:
         """A request ended without a reply."""
         self.unanswered = [*self.unanswered, request.digest()][-MAX_REMEMBERED:]
+
+    def find_keyed(self, request: TurnRequest) -> PendingRequest | None:
+        """The last request that was the same, by its key; None if there is none, or it ended without a reply."""
+        found = None if request.key is None else self.keyed.get((request.key, request.digest()))
+        return None if found is None or found.unanswered else found
+
+    def note_key(self, request: TurnRequest, pending: PendingRequest) -> None:
+        """Remember a request by its key, if it has one."""
+        if request.key is not None:
+            self.keyed.pop((request.key, request.digest()), None)
+            self.keyed[request.key, request.digest()] = pending
+            if len(self.keyed) > MAX_REMEMBERED:
+                del self.keyed[next(iter(self.keyed))]
 
     def note_lost(self, pending: PendingRequest, sent: float) -> None:
         """The connection of a reply that was sent at `sent` (`time.monotonic()`) broke."""

@@ -46,6 +46,7 @@ class TurnRequest:
         previous_reply: the reply that the conversation continues (Responses' `previous_response_id`).
         in_thread: whether it continues that reply with its system prompt and tools (Anthropic's `thread`).
         retry: how often the client has tried before, as its header says; None without one.
+        key: the name of the request, which a retry has as well (`Idempotency-Key`); None without one.
         extra: what only the protocol's own code needs.
         count: how many items the history has, once known.
         ignored: ignored fields, which change nothing, each with the name of its counter.
@@ -74,6 +75,7 @@ class TurnRequest:
     previous_reply: str | None = None
     in_thread: bool = False
     retry: int | None = None
+    key: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     count: int = 0
     ignored: dict[str, str] = field(default_factory=dict)

@@ -8,13 +8,17 @@ wrote is kept; a turn that ends with such a token gets no other.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from agentrl.errors import ConfigError, RenderError, suggest
+from agentrl.models.folders import model_settings
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.types import FunctionCall, Message, ToolCall
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -51,6 +55,34 @@ def stop_token(tokenizer: HFTokenizer, stop: str) -> int:
     if stop not in tokenizer.added:
         raise ConfigError(f"model.stop={stop!r} is no special token of this tokenizer{suggest(stop, tokenizer.added)}")
     return tokenizer.added[stop]
+
+
+def check_vocabulary(renderer: Renderer, tokenizer: HFTokenizer) -> None:
+    """Compare a format's tokens with the vocabulary of the model in the tokenizer's folder, where it has one.
+
+    A tokenizer may have tokens that nobody uses beyond the model's (Llama 2's with a token for padding); a warning says
+    how many. Those that turns are made of must have an embedding: else a turn would never end.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    if tokenizer.path is None or not (tokenizer.path / "config.json").is_file():
+        return
+    rows = getattr(model_settings(tokenizer.path), "vocab_size", None)
+    if not isinstance(rows, int) or rows >= tokenizer.vocab_size:
+        return
+    written = {*renderer.stop_token_ids, *_within_turns(renderer)}
+    if beyond := sorted(index for index in written if index >= rows):
+        token = tokenizer.decode(beyond[:1])
+        raise ConfigError(
+            f"the renderer {renderer.name!r} writes the token {token!r} ({beyond[0]}), and the model in "
+            f"{str(tokenizer.path)!r} has {rows} tokens (vocab_size in config.json): its tokenizer is another model's"
+        )
+    _log.warning(
+        "the tokenizer in %r has %d tokens, and the model %d (vocab_size in config.json): a text with one of the "
+        "others can't be sent to it",
+        *(str(tokenizer.path), tokenizer.vocab_size, rows),
+    )
 
 
 def _within_turns(renderer: Renderer) -> Iterator[int]:

@@ -9,7 +9,7 @@ from agentrl.errors import AgentRLError, ConfigError, RenderError, UnknownName, 
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.registry import Registry
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.ends import extend_ends, stop_token
+from agentrl.sessions.renderers.ends import check_vocabulary, extend_ends, stop_token
 from agentrl.sessions.renderers.families.generic import generic
 from agentrl.sessions.renderers.families.table import FAMILIES, RendererFamily
 from agentrl.sessions.renderers.grammars import GRAMMARS
@@ -55,7 +55,7 @@ def get_renderer(tokenizer: Any, name: str = "auto", stop: str = "") -> Renderer
     Raises:
         UnknownName: there is no renderer, or no grammar, of that name.
         ConfigError: `auto` finds none that fits, the generic one's proof fails, what is named builds no renderer, or
-            `stop` is no special token.
+            `stop` is no special token, or the format's tokens are beyond the vocabulary of the model in the folder.
     """
     loaded = load_tokenizer(tokenizer)
     check_name(name)
@@ -63,6 +63,7 @@ def get_renderer(tokenizer: Any, name: str = "auto", stop: str = "") -> Renderer
         stop_token(loaded, stop)
     renderer = detect(loaded, stop) if name == "auto" else _make(loaded, name, stop)
     extend_ends(renderer, loaded, stop)
+    check_vocabulary(renderer, loaded)
     for part, warning in WARNED.items():
         if not look_for(part, renderer).lost:
             continue

@@ -173,10 +173,17 @@ async def test_errors_are_in_googles_form_with_a_status_that_its_clients_know(se
         ({"tools": [{"codeExecution": {}}]}, "codeExecution"),
         ({"tools": TOOLS, "toolConfig": {"functionCallingConfig": {"mode": "SOME"}}}, "mode"),
         ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "there are no tools"),
-        ({"contents": [{"role": "user", "parts": [{"inlineData": {}}]}]}, "inlineData"),
+        ({"contents": [{"role": "user", "parts": [{"inlineData": {}}]}]}, "inlineData.*takes text only"),
+        ({"contents": [{"role": "model", "parts": [{"inlineData": {}}]}]}, "an image of the model's"),
+        (
+            {"contents": [{"parts": [{"functionResponse": {"name": "a", "parts": [{"inlineData": {}}]}}]}]},
+            r"functionResponse\.parts",
+        ),
         ({"contents": [{"role": "user", "parts": [{"text": 1}]}]}, "must be text"),
         ({"contents": [{"role": "model", "parts": [{"functionCall": {"args": {}}}]}]}, "name"),
         ({"contents": 5}, "must be an object"),
+        ({"contents": [{"parts": 5}]}, "must be a list"),
+        ({"contents": [{"parts": [5]}]}, "must be an object"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:

@@ -8,9 +8,12 @@ import gzip
 import socket
 import weakref
 import zlib
+from collections.abc import AsyncIterator
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import orjson
 import pytest
 
@@ -19,7 +22,8 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.wire import chat
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
-from tests.sessions.gateway.test_chat import HI
+from tests.sessions.gateway.test_chat import HI, client
+from tests.sessions.gateway.test_other_protocols import claude
 
 BODY = orjson.dumps({"model": "m", "messages": HI})
 
@@ -186,3 +190,38 @@ async def test_a_gateway_that_has_ended_keeps_no_engine_in_memory(serve: Serve) 
     del served
     gc.collect()
     assert engine() is None
+
+
+class Breaking(ScriptedEngine):
+    """Fails when its client has some of a turn."""
+
+    async def generate(self, *request: Any, **options: Any) -> AsyncIterator[Any]:
+        chunks = 0
+        async for item in super().generate(*request, **options):
+            yield item
+            chunks += 1
+            if chunks == 4:
+                raise EngineError("gone")
+
+
+@pytest.mark.slow
+async def test_a_stream_that_breaks_ends_in_an_error_that_each_package_raises(serve: Serve) -> None:
+    """Clients of the Responses protocol know an event by its type, which this one had not."""
+    async with serve(Breaking(lambda prompt: assistant("a long text of several words"), chunk=2)) as served:
+        access = await served.open()
+        sdk, model = client(access), {"model": "m", "stream": True}
+        for stream in (
+            await sdk.chat.completions.create(messages=HI, **model),
+            await sdk.responses.create(input="hi", **model),
+            await claude(access).messages.create(messages=HI, max_tokens=99, **model),
+        ):
+            with pytest.raises((openai.APIError, anthropic.APIError), match="gone"):
+                [event async for event in stream]
+        async with httpx.AsyncClient() as plain:
+            headers = {"authorization": f"Bearer {access['api_key']}"}
+            body = {"model": "m", "input": "hi", "stream": True}
+            reply = await plain.post(f"{access['base_url']}/responses", json=body, headers=headers)
+        last = reply.text.strip().splitlines()[-1].removeprefix("data: ")
+        error = orjson.loads(last)
+        assert (error["type"], error["code"], error["error"]["code"]) == ("error", "engine_error", "engine_error")
+        assert not any(node.sampled for node in served.session(access["id"]).nodes)

@@ -75,6 +75,10 @@ def url(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
+URL_SAFE = str.maketrans("+/", "-_")
+"""google-genai's base64."""
+
+
 def asked(protocol: str, image: str, times: int = 1) -> tuple[str, dict[str, Any]]:
     """A request about an image, shown so often, by its URL: the path, and the body."""
     kind, _, data = image.removeprefix("data:").partition(";base64,")
@@ -84,6 +88,9 @@ def asked(protocol: str, image: str, times: int = 1) -> tuple[str, dict[str, Any
     if protocol == "responses":
         content = [{"type": "input_text", "text": "See "}, *[{"type": "input_image", "image_url": image}] * times]
         return "responses", {"model": "m", "input": [{"role": "user", "content": content}]}
+    if protocol == "google":
+        parts = [{"text": "See "}, *[{"inlineData": {"mimeType": kind, "data": data.translate(URL_SAFE)}}] * times]
+        return "../v1beta/models/org/m:generateContent", {"contents": [{"role": "user", "parts": parts}]}
     source = {"type": "base64", "media_type": kind, "data": data} if data else {"type": "url", "url": image}
     content = [{"type": "text", "text": "See "}, *[{"type": "image", "source": source}] * times]
     return "messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
@@ -100,7 +107,7 @@ PROTOCOLS = ("chat", "responses", "messages")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, "google"])
 async def test_an_image_becomes_a_part_of_the_users_message_whose_type_is_the_decoded_one(
     serve: Serve, protocol: str
 ) -> None:
@@ -109,6 +116,10 @@ async def test_an_image_becomes_a_part_of_the_users_message_whose_type_is_the_de
         assert (await ask(served, opened, protocol, url(picture(kind="JPEG"), "image/svg+xml"))).status_code == 200
         user, _ = served.session(opened["id"]).nodes
         assert [part.type for part in user.message.content] == ["text", "image_url"]
+        refused = await ask(served, opened, protocol, url(picture()[:40]))
+        assert (refused.status_code, "broken" in refused.text) == (400, True)
+        refused = await ask(served, opened, protocol, url(picture()), times=65)
+        assert (refused.status_code, "at most 64" in refused.text) == (413, True)
         assert user.message.images == [url(picture(kind="JPEG"), "image/jpeg")]
 
 

@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 import httpx
+import openai
 import orjson
 import pytest
 
@@ -60,6 +61,33 @@ async def test_a_request_that_says_it_is_a_retry_gets_the_newest_stored_reply(se
         assert texts([first, second, third]) == ["a", "b", "b"]
         assert third.id == second.id
         assert served.session(access["id"]).counters == {"gateway/branches/resampled": 1, "gateway/retries": 1}
+
+
+@pytest.mark.slow
+async def test_requests_of_one_key_are_one_request_and_those_of_two_are_two_samples(serve: Serve) -> None:
+    """Programs that try again with the key of their first try had each reply stored as another sample."""
+    released = asyncio.Event()
+    released.set()
+    async with serve(ScriptedEngine(in_turn(*LETTERS), held=released)) as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+
+        async def asked(key: str, said: Any = HI) -> str | None:
+            reply = await chat.create(model="m", messages=said, extra_headers={"Idempotency-Key": key})
+            return texts([reply])[0]
+
+        assert [await asked(key) for key in ("one", "two", "one", "two", "one")] == ["a", "b", "a", "b", "a"]
+        other: Any = [{"role": "user", "content": "ho"}]
+        assert await asked("one", other) == "c", "another request is no retry, whatever its key"
+        released.clear()
+        first, beside = asyncio.create_task(asked("three")), asyncio.create_task(asked("four"))
+        await until_running(served, 2)
+        again = asyncio.create_task(asked("three"))
+        with pytest.raises(openai.APIStatusError, match="the request repeated"):
+            await first
+        released.set()
+        assert len({await beside, await again}) == 2
+        assert sum(node.sampled for node in served.session(access["id"]).nodes) == 5
 
 
 @pytest.mark.slow

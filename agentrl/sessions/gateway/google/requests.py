@@ -17,14 +17,15 @@ from agentrl.sessions.gateway.google.fields import camel, keep, rename_fields
 from agentrl.sessions.gateway.google.tools import choice, json_schema, read_tools
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.http.bodies import Body, History
-from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.limits import ImageLimits, Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import form_of, sampling_of
 from agentrl.sessions.gateway.wire.fields import SAMPLING
+from agentrl.sessions.gateway.wire.images import INLINE, NO_IMAGES, check_number, read_part
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
 from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import flag, number
-from agentrl.types import FunctionCall, Message, ToolCall
+from agentrl.types import FunctionCall, Message, Part, ToolCall
 
 CONTENTS = "contents"
 _READ = frozenset({CONTENTS, "generationConfig", "model", "systemInstruction", "toolConfig", "tools"})
@@ -47,9 +48,9 @@ _WHOLE = frozenset({"max_completion_tokens", "n", "seed", "top_k", "top_logprobs
 _FORMS = frozenset({"responseFormat", "responseJsonSchema", "responseMimeType", "responseSchema"})
 _CONFIGURED = frozenset({*_FORMS, *_GENERATION, "responseLogprobs", "responseModalities", "thinkingConfig"})
 _UNHEARD = frozenset({"audioTimestamp", "enableAffectiveDialog", "mediaResolution", "speechConfig"})
-_PARTS = frozenset({"text", "thought", "functionCall", "functionResponse"})
+_PARTS = frozenset({"text", "thought", "functionCall", "functionResponse", INLINE})
 _ECHOED = frozenset({"thoughtSignature", "partMetadata"})
-_NOT_TEXT = frozenset({"inlineData", "fileData", "executableCode", "codeExecutionResult", "videoMetadata"})
+_NOT_TEXT = frozenset({"fileData", "executableCode", "codeExecutionResult", "videoMetadata"})
 
 
 def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None, json_schema: bool) -> TurnRequest:
@@ -96,7 +97,7 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
         head=(given.get("systemInstruction"), given.get("tools"), offered),
         prelude=[Message(role="system", content=system)] if system else [],
         history=history,
-        convert=functools.partial(convert, strict=strict),
+        convert=functools.partial(convert, strict=strict, images=limits.images),
         tools=tools if offered else (),
         sampling=sampling,
         n=choices,
@@ -171,7 +172,9 @@ def _form(config: Mapping[str, Any]) -> Any:
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
-def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:
+def convert(
+    items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False, images: ImageLimits = NO_IMAGES
+) -> list[Message]:
     """Validated messages, from item `start` on; a user's function responses become tool messages.
 
     Clients keep the parts of a stream apart: the model's contents in a row are one message.
@@ -180,6 +183,7 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
         ApiError: one can't be read; it names the item.
     """
     messages: list[Message] = []
+    check_number(_list_shown(items), images)
     for place, item in enumerate(items):
         where = f"contents[{start + place}]"
         given = keep(
@@ -195,10 +199,23 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
         if role == "model":
             add_turn(messages, _model(parts, where, start + place))
         elif role in ("user", "function", "tool"):
-            messages += _user(parts, where)
+            messages += _user(parts, where, images)
         else:
             raise ApiError(400, f"{where}.role: {role!r:.100} is not user or model", "invalid_value", where)
     return messages
+
+
+def _list_shown(contents: Sequence[Any]) -> list[Any]:
+    """The images of contents, however a client spells them."""
+    held = [content.get("parts") for content in contents if isinstance(content, dict)]
+    parts = [part for each in held for part in (each if isinstance(each, list) else [each])]
+    named = [{camel(name) for name in part} for part in parts if isinstance(part, dict)]
+    return [{"type": INLINE} for names in named if INLINE in names]
+
+
+def _image(part: Mapping[str, Any], where: str, images: ImageLimits) -> str | Part:
+    where = f"{where}.{INLINE}"
+    return read_part({**rename_fields(part[INLINE], where), "type": INLINE}, where, frozenset(), images)
 
 
 def _parts(content: Any, where: str) -> list[dict[str, Any]]:
@@ -226,12 +243,14 @@ def _model(parts: Sequence[Mapping[str, Any]], where: str, item: int) -> Message
             arguments = json.dumps(object_at(call.get("args", {}), f"{at}.functionCall.args"), ensure_ascii=False)
             function = FunctionCall(name=text_at(call, "name", f"{at}.functionCall"), arguments=arguments)
             calls.append(ToolCall(id=str(call.get("id") or f"call_{item}_{place}"), function=function))
+        elif INLINE in part:
+            raise refuse_parameter(f"{at}.{INLINE}", "an image of the model's")
         elif "text" in part:
             (thoughts if part.get("thought") is True else texts).append(text_at(part, "text", at))
     return assistant_message(texts, thoughts, calls)
 
 
-def _user(parts: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
+def _user(parts: Sequence[Mapping[str, Any]], where: str, images: ImageLimits) -> list[Message]:
     messages: list[Message] = []
     for place, part in enumerate(parts):
         at = f"{where}.parts[{place}]"
@@ -239,7 +258,11 @@ def _user(parts: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
             given = rename_fields(part["functionResponse"], at)
             name = text_at(given, "name", f"{at}.functionResponse")
             text = _result(object_at(given.get("response", {}), f"{at}.functionResponse.response"))
+            if given.get("parts"):
+                raise refuse_parameter(f"{at}.functionResponse.parts", "only response, which is text")
             messages.append(Message(role="tool", content=text, tool_call_id=str(given.get("id") or name), name=name))
+        elif INLINE in part:
+            add_piece(messages, _image(part, at, images))
         else:
             add_piece(messages, text_at(part, "text", at))
     return messages or [Message(role="user", content="")]

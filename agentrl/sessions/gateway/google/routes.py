@@ -22,7 +22,7 @@ from agentrl.sessions.gateway.google import replies, requests
 from agentrl.sessions.gateway.http import openapi
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body
-from agentrl.sessions.gateway.http.requests import authorized_body, key_of, retry_count
+from agentrl.sessions.gateway.http.requests import authorized_body, key_of, note_headers, retry_count
 
 METHODS = ("generateContent", "streamGenerateContent", "countTokens")
 _PATH = "/sessions/{session_id}/v1beta/models"
@@ -34,8 +34,8 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
 
     described = openapi.protocol_request(METHODS[0], *codes)
 
-    @app.post(f"{_PATH}/{{call}}", **described)
-    @app.post(f"{_PATH.replace('v1beta', 'v1')}/{{call}}", name="call_v1", **described)
+    @app.post(f"{_PATH}/{{call:path}}", **described)
+    @app.post(f"{_PATH.replace('v1beta', 'v1')}/{{call:path}}", name="call_v1", **described)
     async def call(session_id: str, call: str, request: Request) -> Response:
         """A turn, or how many tokens its prompt has."""
         model, _, method = call.rpartition(":")
@@ -52,7 +52,7 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
         can = speaker.parts.engine.capabilities.json_schema
         asked = requests.read(body, speaker.limits, model, stream, retry_count(request), can)
         asked.agent = speaker.agent
-        asked.excluded = gateway.parts.exclusion.by_header(request.headers)
+        note_headers(asked, request, gateway, entry)
         exchange = Exchange(speaker.parts, entry.state, asked)
         if method == "countTokens":
             return JSONResponse({"totalTokens": await exchange.count()})
@@ -64,7 +64,7 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
         names = gateway.entry(session_id, key_of(request)).models(gateway.model)
         return JSONResponse({"models": [_describe(name) for name in names]})
 
-    @app.get(f"{_PATH}/{{model}}", responses=openapi.answers(200, 401, 410))
+    @app.get(f"{_PATH}/{{model:path}}", responses=openapi.answers(200, 401, 410))
     async def model(session_id: str, model: str, request: Request) -> Response:
         """The same, by whatever name its client calls it."""
         gateway.entry(session_id, key_of(request))

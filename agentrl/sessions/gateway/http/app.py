@@ -38,7 +38,14 @@ from agentrl.sessions.gateway.http import openapi
 from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.forwarding import Forwarding
-from agentrl.sessions.gateway.http.requests import authorized_body, json_body, key_of, retry_count, validate_body
+from agentrl.sessions.gateway.http.requests import (
+    authorized_body,
+    json_body,
+    key_of,
+    note_headers,
+    retry_count,
+    validate_body,
+)
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.background import ReplyDelivery
 from agentrl.sessions.gateway.replies.exchange import ReplyExchange
@@ -230,7 +237,7 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
             large = sum(map(len, body.text)) > MAX_TEXT
             turn_request = await asyncio.to_thread(reading) if large else reading()
             turn_request.agent = speaker.agent
-            turn_request.excluded = gateway.parts.exclusion.by_header(request.headers)
+            note_headers(turn_request, request, gateway, entry)
             exchange = kind(speaker.parts, entry.state, turn_request)
             delivery = ReplyDelivery if isinstance(exchange, ReplyExchange) else Delivery
             return delivery(gateway, entry, exchange, reply, stream, style)

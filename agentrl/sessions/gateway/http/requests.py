@@ -18,6 +18,7 @@ from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.bodies import loads, nests_deeper
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.sizes import LARGE_BODY
+from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.workers import KEY_FIELD, bearer_key
 from agentrl.types import Status
 
@@ -116,6 +117,14 @@ def key_of(request: Request) -> str:
     headers, query = request.headers, request.query_params
     given = bearer_key(request) or headers.get("x-api-key") or headers.get("x-goog-api-key")
     return given or query.get(KEY_FIELD) or query.get("key", "")
+
+
+def note_headers(asked: TurnRequest, request: Request, gateway: Gateway, entry: SessionEntry) -> None:
+    """Add to a request what its headers say of it: whether its root is excluded, and that it is tried again."""
+    asked.excluded = gateway.parts.exclusion.by_header(request.headers)
+    asked.key = request.headers.get("idempotency-key") or None
+    if asked.retry is None and entry.state.retries.find_keyed(asked) is not None:
+        asked.retry = 1
 
 
 def retry_count(request: Request) -> int | None:

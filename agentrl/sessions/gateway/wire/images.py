@@ -20,8 +20,9 @@ from agentrl.types import Part
 
 Content = str | list[Part]
 """A message's content: text, or parts where there are images."""
-KINDS = frozenset({"image_url", "input_image", "image"})
-"""The types of the parts that are images: Chat Completions', Responses', Anthropic's."""
+INLINE = "inlineData"
+KINDS = frozenset({"image_url", "input_image", "image", INLINE})
+"""The types of the parts that are images: Chat Completions', Responses', Anthropic's, Google's."""
 TEXT_ONLY = "this model takes text only"
 NO_IMAGES = ImageLimits()
 """The limits of a text."""
@@ -119,6 +120,9 @@ def _image(part: Mapping[str, Any], where: str, images: ImageLimits) -> Part:
 
 def _url(part: Mapping[str, Any], where: str) -> tuple[str, str]:
     """An image's URL, and its place in the request."""
+    if part["type"] == INLINE:  # google-genai writes base64 as addresses have it
+        data = text_at(part, "data", where).replace("-", "+").replace("_", "/")
+        return f"data:{text_at(part, 'mimeType', where)};base64,{data}", f"{where}.data"
     if part["type"] == "image":
         place = f"{where}.source"
         source = object_at(part.get("source"), place)
