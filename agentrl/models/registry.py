@@ -143,7 +143,9 @@ def check(path: Path, *, scores: bool = False) -> Path:
     config = path / "config.json"
     refuse_adapter(path)
     if not config.is_file():
-        raise InvalidInput(f"model={str(path)!r} is no Hugging Face folder: config.json is missing")
+        ended = sorted((path / "checkpoints").glob("step-*/config.json"))
+        hint = f"; a run's models are its checkpoints, such as model={ended[-1].parent}" if ended else ""
+        raise InvalidInput(f"model={str(path)!r} is no Hugging Face folder: config.json is missing{hint}")
     try:
         settings = read_json(config.read_text())
     except (OSError, ValueError) as error:

@@ -37,6 +37,14 @@ def test_a_folder_that_lacks_something_is_refused_by_its_name(tmp_path: Path, mi
         models.resolve(str(tmp_path))
 
 
+def test_a_runs_folder_is_refused_with_the_name_of_its_newest_checkpoint(tmp_path: Path) -> None:
+    for step in ("step-000002", "step-000004"):
+        (tmp_path / "checkpoints" / step).mkdir(parents=True)
+        (tmp_path / "checkpoints" / step / "config.json").touch()
+    with pytest.raises(InvalidInput, match=f"such as model={tmp_path}/checkpoints/step-000004"):
+        models.resolve(str(tmp_path))
+
+
 def test_an_adapter_is_refused_as_one(tmp_path: Path) -> None:
     (write_model(tmp_path) / "adapter_config.json").write_text("{}")
     with pytest.raises(InvalidInput, match=r"holds an adapter.*merge it"):

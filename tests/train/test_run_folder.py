@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import merge_settings, validate
-from agentrl.train.driver.resuming import saved_settings, step_of
+from agentrl.train.driver.resuming import read_settings, saved_settings, step_of
 from agentrl.train.record import manifest
 from agentrl.train.record.run_folder import RunFolder
 
@@ -28,6 +28,13 @@ def test_a_new_run_writes_its_settings_and_never_writes_over_another(tmp_path: P
     for resumable, hint in ((True, "already; resume=.* continues it, another"), (False, "already; another run_dir")):
         with pytest.raises(ConfigError, match=hint):
             RunFolder.create(tmp_path / "run", CONFIG, resumable=resumable)
+
+
+def test_a_rerun_names_the_command_that_begins_it_again_and_none_that_would_be_refused(tmp_path: Path) -> None:
+    """An interrupted rerun, and one that did not rise, said `resume=`, which no rerun takes."""
+    again = RunFolder.create(tmp_path / "run", CONFIG.model_copy(update={"rerun": "first"}))
+    assert again.resume_hint().endswith(f"agentrl train rerun=first run_dir={tmp_path}/run-again")
+    again.close()
 
 
 def test_a_folder_that_can_not_be_a_runs_is_refused_by_name_and_left_as_it_was(tmp_path: Path) -> None:
@@ -67,6 +74,9 @@ def test_resuming_what_is_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         RunFolder.open(tmp_path / "none", CONFIG, print)
     assert not (tmp_path / "none").exists()
+    RunFolder.create(tmp_path / "run", CONFIG).close()
+    with pytest.raises(ConfigError, match=f"resume=.*; the run is {tmp_path}/run"):
+        read_settings(tmp_path / "run" / "checkpoints" / "step-000002", "resume")
 
 
 def test_metrics_are_one_flat_object_a_step_and_the_same_in_tensorboard(tmp_path: Path) -> None:

@@ -302,7 +302,8 @@ def _conclude(run: OpenRun, loop: Loop, before: Evaluation | None, after: Evalua
     learning_curve(folder.path / "learning_curve.png", rows, title, marks, evaluated=config.eval.label)
     if before is not None:
         settings = (config.steps, config.warm_start.steps, config.rollout.group_size)
-        if advice := next_try(folder.path, settings, before, after, rows, loop.top_scores):
+        advice = next_try(folder.path, settings, before, after, rows, loop.top_scores)
+        if advice and not config.rerun:
             display.say(advice)
         display.say(f"reward{config.eval.label} {before.summary} before training, {after.summary} after it")
     last = {"step": done, "eval/mean": after.mean, **{f"eval/{name}": value for name, value in after.metrics.items()}}

@@ -133,7 +133,8 @@ async def open_run(config: RunConfig, display: Display, algorithms: Mapping[str,
         if config.resume:
             folder = RunFolder.open(Path(config.resume), config, display.say)
         else:
-            folder = RunFolder.create(run_path(config.env.name, config.run_dir, config.rerun), config, resumable=True)
+            path = run_path(config.env.name, config.run_dir, config.rerun)
+            folder = RunFolder.create(path, config, resumable=not config.rerun)
         enter(_guard_folder(folder, display))
         enter(faults.inject_faults(config.faults, folder.path))
         store = enter(Store(folder.path / "sessions.db"))

@@ -63,7 +63,9 @@ def read_settings(run: Path, asked: str = "") -> dict[str, Any]:
     """
     if not (run / "config.yaml").is_file():
         named = f"{asked}={str(run)!r}" if asked else str(run)
-        raise ConfigError(f"{named}: no run there (config.yaml is missing)")
+        above = next((folder for folder in run.parents if (folder / "config.yaml").is_file()), None)
+        hint = f"; the run is {above}" if above else ""
+        raise ConfigError(f"{named}: no run there (config.yaml is missing){hint}")
     formats.check_run(run)
     return as_read_today(read_yaml(run / "config.yaml"))
 

@@ -125,7 +125,7 @@ class RunFolder:
         except BaseException as error:
             folder.close()
             folder._unmake()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, AgentRLError):
                 raise ConfigError(f"run_dir={str(path)!r}: can't write there: {error.strerror}; name another") from None
             raise
         return folder
@@ -162,7 +162,7 @@ class RunFolder:
                 shutil.rmtree(left)
         except BaseException as error:
             folder.close()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, AgentRLError):
                 raise ConfigError(f"resume={str(path)!r}: can't write there: {error.strerror}") from None
             raise
         return folder
@@ -341,7 +341,10 @@ class RunFolder:
                 self.seals.seal_late()
 
     def resume_hint(self) -> str:
-        """The command that resumes this run, and the step where it will begin."""
+        """The command that resumes this run, and the step where it will begin; or that which begins a rerun again."""
+        if self.config.rerun:
+            command = shlex.join(["agentrl", "train", f"rerun={self.config.rerun}", f"run_dir={self.path}-again"])
+            return f"a rerun can't be resumed; begin it again with:\n  {command}"
         whole = self.checkpoints()
         imitated = saved_steps(self.warm_start)
         where = "from its beginning (there is no checkpoint yet)"
