@@ -129,6 +129,10 @@ def train(words: Words = None, config: File = None) -> None:
         from agentrl.train.plan.dry_run import describe_run
 
         return print_lines(describe_run(settings))
+    if not (settings.resume or settings.rerun):  # whose folders have the model
+        from agentrl.models.registry import refuse_unknown
+
+        refuse_unknown(settings.model.name)
     from agentrl.train.driver.api import run_train
 
     result = run_train(settings, owns_process=True)

@@ -104,14 +104,18 @@ def test_the_version_is_the_packages_and_the_changelogs(capsys: pytest.CaptureFi
     assert f"torch {metadata.version('torch')}" in packages.split(", ")
 
 
+WRONG_SETTINGS = ("algo.lrr=1", "env.lrr=1", "model=nothere")
+
+
 @pytest.mark.slow
 def test_help_loads_no_settings_and_no_event_loop_and_a_wrong_word_and_an_evaluation_of_an_expert_no_torch(
     tmp_path: Path,
 ) -> None:
     """Each takes longer to load than the command takes to answer."""
     words = [("--help", ["0"]), ("trian", ["2"]), ("train env=calculatr", ["2", "agentrl.config"])]
-    words += [("train env=calculator algo.lrr=1", ["2", "asyncio", "agentrl.config"])]
-    words += [("eval env=calculator policy=noop eval.tasks=1 run_dir=a", ["0", "asyncio", "agentrl.config"])]
+    words += [(f"train env=calculator {wrong}", ["2", "asyncio", "agentrl.config"]) for wrong in WRONG_SETTINGS]
+    checked = ["0", "asyncio", "agentrl.config", "agentrl.train.plan.preflight"]
+    words += [("eval env=calculator policy=noop eval.tasks=1 run_dir=a", checked)]
     lines = [line for line, _ in words]
     code = (
         "import sys\n"
@@ -121,7 +125,7 @@ def test_help_loads_no_settings_and_no_event_loop_and_a_wrong_word_and_an_evalua
         "    try:\n"
         "        main()\n"
         "    except SystemExit as ended:\n"
-        "        loaded = [name for name in ('asyncio', 'agentrl.config', 'torch') if name in sys.modules]\n"
+        f"        loaded = [name for name in {[*checked[1:], 'torch']} if name in sys.modules]\n"
         "        print('ended', ended.code or 0, *loaded)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)

@@ -60,7 +60,7 @@ def safe_json(value: Any, *, whole: bool = False, integers: bool = False, depth:
         integers: leave whole numbers of any size.
         depth: this value's depth in a larger one.
     """
-    if isinstance(value, str) and isinstance(value, Enum):
+    if type(value) is str or (isinstance(value, str) and isinstance(value, Enum)):
         return safe_text(value)
     value = plain(value)
     if isinstance(value, str):
@@ -110,7 +110,7 @@ def one_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _key(key: Any) -> str:
-    key = plain(key)
+    key = key if type(key) is str else plain(key)
     return safe_text(key) if isinstance(key, str) else safe_repr(key)[:SHOWN]
 
 

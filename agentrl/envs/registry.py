@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -172,6 +172,18 @@ def _types(target: EnvFactory) -> dict[str, Any]:
         return {}
 
 
+def refuse_unknown(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that no parameter of an environment's constructor takes; others are for `factory` to check.
+
+    Raises:
+        ConfigError: says all that is wrong with the settings.
+    """
+    first = _split(name)[0]
+    signature = _signature(_find(first), name, described=False)
+    if not (signature.open or settings.keys() <= {*signature.names}):
+        factory(name, **settings)
+
+
 def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
     """Like `make`, for many instances: options are checked once, and each call constructs a new one."""
     target = find(name)
@@ -288,16 +300,20 @@ def describe(name: str | EnvFactory) -> EnvInfo:
     return replace(info, max_turns=env.max_turns, tools=tuple(env.tools.names), rewards=rewards, ready=ready)
 
 
-def _signature(target: EnvFactory, label: str) -> Signature:
+def _signature(target: EnvFactory, label: str, *, described: bool = True) -> Signature:
     constructor = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     if constructor is object.__init__:
         return Signature(())
+    descriptions = _describe_parameters(target, constructor) if described else {}
+    try:
+        instance = list(inspect.signature(constructor).parameters)[:1] if isinstance(target, type) else ()
+        return Signature.of(constructor, skip=instance, descriptions=descriptions, allow_open=True)
+    except InvalidInput as error:
+        raise EnvError(f"environment {label!r}: {error}") from None
+
+
+def _describe_parameters(target: EnvFactory, constructor: Any) -> dict[str, str]:
     import docstring_parser
 
     documents = f"{inspect.getdoc(target) or ''}\n\n{inspect.getdoc(constructor) or ''}"
-    described = {entry.arg_name: entry.description or "" for entry in docstring_parser.parse(documents).params}
-    try:
-        instance = list(inspect.signature(constructor).parameters)[:1] if isinstance(target, type) else ()
-        return Signature.of(constructor, skip=instance, descriptions=described, allow_open=True)
-    except InvalidInput as error:
-        raise EnvError(f"environment {label!r}: {error}") from None
+    return {entry.arg_name: entry.description or "" for entry in docstring_parser.parse(documents).params}

@@ -80,6 +80,12 @@ def resolve(
     raise type(unknown)(f"{unknown}; a local Hugging Face folder works as well")
 
 
+def refuse_unknown(name: str) -> None:
+    """Refuse a name that neither a known model nor a folder has, as `resolve` does; nothing is fetched or read."""
+    if name not in (*KNOWN, TINY) and not Path(name).expanduser().exists():
+        resolve(name)
+
+
 def model_folder(config: ModelConfig, *, scores: bool = False) -> Path:
     """`resolve` for a run's setting `model`, or a policy's."""
     return resolve(config.name, trust_remote_code=config.trust_remote_code, scores=scores)

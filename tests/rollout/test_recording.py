@@ -18,7 +18,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT
 from agentrl.errors import InfraError, StoreError
-from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.groups import DEMO, Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.sessions.renderers.families.null import NullRenderer
 from agentrl.sessions.store import recorder as recording
@@ -80,6 +80,18 @@ async def test_a_session_is_open_in_the_store_with_its_turns_so_far_and_then_as_
         assert (row.status, row.turns, row.score, (row.duration or 0) >= 0) == (Status.COMPLETED, 2, 1.0, True)
 
 
+async def test_a_session_that_would_be_played_again_anyway_is_in_the_store_once_it_has_ended(tmp_path: Path) -> None:
+    go = asyncio.Event()
+    with Store(tmp_path / "s.db") as store, Recorder(store, {DEMO}) as recorder:
+        playing = asyncio.create_task(rollouts(recorder, go).collect([Task(id="t")], EXPERT, phase=DEMO, n=1))
+        other = asyncio.create_task(rollouts(recorder, go).collect([Task(id="t")], EXPERT, phase="eval", n=1))
+        await until(store, turns=1)
+        assert [row.phase for row in store.find().rows] == ["eval"]
+        go.set()
+        (group,), _ = await playing, await other
+        assert list(store.sessions(phase=DEMO)) == group.sessions
+
+
 async def test_what_waits_to_be_written_is_written_as_it_was_also_where_its_session_has_ended_meanwhile(
     tmp_path: Path,
 ) -> None:
@@ -111,19 +123,20 @@ def test_a_state_is_not_stored_without_the_nodes_before_it(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("phase", ["eval", DEMO])
 async def test_attempts_that_the_infrastructure_failed_stay_with_their_error_until_they_are_made_again(
-    tmp_path: Path,
+    tmp_path: Path, phase: str
 ) -> None:
     go = asyncio.Event()
     go.set()
-    with Store(tmp_path / "s.db") as store, Recorder(store) as recorder:
-        (group,) = await rollouts(recorder, go, "b", "a").collect([Task(id="t")], EXPERT, phase="eval", n=1)
+    with Store(tmp_path / "s.db") as store, Recorder(store, {DEMO}) as recorder:
+        (group,) = await rollouts(recorder, go, "b", "a").collect([Task(id="t")], EXPERT, phase=phase, n=1)
         rows = store.find(sort="attempt").rows
         assert [(row.attempt, row.status) for row in rows] == [(0, "infra_error"), (1, "infra_error"), (2, "completed")]
         assert [row.blame for row in rows] == ["infra", "infra", None]
         assert "a" in str(rows[0].error)
         assert group.sessions == [store.load(rows[2].id)]
-        (group,) = await rollouts(recorder, go).collect([Task(id="t")], EXPERT, phase="eval", n=1)
+        (group,) = await rollouts(recorder, go).collect([Task(id="t")], EXPERT, phase=phase, n=1)
         assert list(store.sessions()) == group.sessions, "a resumed run takes the place of what it makes again"
 
 

@@ -358,7 +358,7 @@ class Rollouts:
         players = {agent: self._player(env, session, agent, heads.get(agent), actor) for agent in env.agents}
 
         async def before_turn(turn: int, agents: Sequence[str], order: Sequence[str]) -> None:
-            if self.recorder is not None:
+            if self.recorder is not None and session.phase != DEMO:  # which a resumed run begins anew
                 made = partial(episode_state, session, players, turn, agents, order)
                 await self.states.save(self.recorder, session, env, made)
 

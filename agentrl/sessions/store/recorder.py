@@ -1,9 +1,9 @@
 """Records sessions in a store while they are generated, away from the event loop.
 
 A session is stored when it begins, with status OPEN; after each turn its new nodes are appended, and where it is known
-the state of its episode; when it has ended all of it is saved, and only that is awaited. Writing happens on one thread,
-in order. What comes within `TOGETHER` seconds of a commit is the next one, which costs a turn less CPU; a kill loses
-as much.
+the state of its episode; when it has ended all of it is saved, and only that is awaited. A session that would be
+played again anyway is stored once, when it has ended. Writing happens on one thread, in order. What comes within
+`TOGETHER` seconds of a commit is the next one, which costs a turn less CPU; a kill loses as much.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -78,10 +78,16 @@ _Queued = tuple[_Work, _Done]
 
 
 class Recorder:
-    """Writes a run's sessions; use it as a context manager, which exits when everything is written."""
+    """Writes a run's sessions; use it as a context manager, which exits when everything is written.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    Args:
+        store: where.
+        at_end: phases whose sessions are stored only when they have ended: a process that comes after a kill begins
+            them anew.
+    """
+
+    def __init__(self, store: Store, at_end: Container[str] = ()) -> None:
+        self._store, self._at_end = store, at_end
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-recorder")
         self._lock = threading.Lock()
         self._queued: list[_Queued] = []
@@ -97,8 +103,9 @@ class Recorder:
             StoreError: writing failed.
             InvalidInput: the session holds what JSON can't express.
         """
-        self._recorded[session.id] = len(session.nodes)
-        await self._wait_written(_Begun(snapshot(session), replace=True, state=state))
+        if session.phase not in self._at_end:
+            self._recorded[session.id] = len(session.nodes)
+            await self._wait_written(_Begun(snapshot(session), replace=True, state=state))
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """Append the nodes that are new since the last call; a failure is raised by `end`, if it fails as well.
@@ -107,6 +114,8 @@ class Recorder:
             session: what was begun.
             state: its episode's, after these nodes; None leaves the one that is stored.
         """
+        if session.phase in self._at_end:
+            return
         nodes = session.nodes[self._recorded[session.id] :]
         with suppress(InvalidInput):  # what is left out here comes with a later turn, or is refused with the end
             self._put(SessionGrowth.of(session, nodes, state), None)
@@ -119,16 +128,18 @@ class Recorder:
             StoreError: writing failed.
             InvalidInput: the session holds what JSON can't express.
         """
-        self._recorded.pop(session.id, None)
-        await self._wait_written(_Ended(session))
+        await self._wait_written(self._whole(session))
 
     def save_soon(self, session: Session) -> Future[None]:
         """Queue a session to be stored as it is now; for one that is aborted with the run."""
-        self._recorded.pop(session.id, None)
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # it is written also where whoever waits for it is cancelled
-        self._put(_Ended(session), done)
+        self._put(self._whole(session), done)
         return done
+
+    def _whole(self, session: Session) -> _Work:
+        self._recorded.pop(session.id, None)
+        return _Begun(session, replace=True) if session.phase in self._at_end else _Ended(session)
 
     def close(self) -> None:
         """Write what is queued; idempotent."""

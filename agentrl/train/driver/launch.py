@@ -26,7 +26,7 @@ from agentrl.envs.registry import factory
 from agentrl.errors import AgentError, ConfigError
 from agentrl.overrides import validate
 from agentrl.rollout.episodes.evaluation import held_out_split, held_out_tasks, play_held_out
-from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.groups import DEMO, Rollouts
 from agentrl.rollout.episodes.judges import serve_judges
 from agentrl.rollout.episodes.opponents import open_partners
 from agentrl.rollout.episodes.policies import ModelActor, Policy, averaged_policy, sampling_of
@@ -189,7 +189,7 @@ async def open_rollouts(
     make_env, scorers = await enter(open_reward_workers(make_env, config.rewards, machines, config.sandbox))
     holds = trains and machines.holds_sessions
     held = await enter(holding(config.learning(MAIN), machines, store)) if holds else None
-    recorder, name, views = opened.enter_context(Recorder(store)), config.env.name, config.views
+    recorder, name, views = opened.enter_context(Recorder(store, {DEMO})), config.env.name, config.views
     rollouts = Rollouts(make_env, policy, limits, config.seed, partners, name, recorder, views=views)
     rollouts = replace(rollouts, counterfactuals=config.counterfactuals, combinations=config.combinations)
     if loaded.recorded is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.config import AlgoConfig, RunConfig
 from agentrl.config.policies import SCRIPTS
 from agentrl.config.secrets import list_hidden
-from agentrl.envs.registry import find
+from agentrl.envs.registry import find, refuse_unknown
 from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
 from agentrl.train.record.files import named_folder
@@ -68,6 +68,7 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         find(env)  # a wrong name is answered before plug-ins are loaded
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
     known = validate(named, RunConfig)
+    refuse_unknown(known.env.name, known.env.kwargs)
     suits = _recipe(known.env.name, "" if known.policy in SCRIPTS else known.model.name)
     try:
         validate(merge(suits, named), RunConfig)

@@ -13,7 +13,10 @@ import itertools
 import math
 import random
 import shutil
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +33,7 @@ from agentrl.sessions.tree import tree
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver.resuming import saved_steps
+from agentrl.train.forest.forest import Forest
 from agentrl.train.forest.packing import pack
 from agentrl.train.record.files import write_atomically
 from agentrl.train.trainers import AdapterTrainer, Trainer
@@ -139,7 +143,6 @@ async def warm_start(
         policy: whose trainer it is, for the display.
     """
     algo = settings(config)
-    algorithm = make_algorithm(algo)
     if whole:
         cast(AdapterTrainer, trainer).begin(algo, config.steps, whole=True)
     else:
@@ -149,23 +152,37 @@ async def warm_start(
         display.say(f"the warm start goes on after its step {done}")
     whose = "warm start" if policy == MAIN else f"warm start of {policy}"
     display.phase(f"{whose}: imitating demonstrations", config.steps, "loss", done)
-    order = random.Random(derive(seed, "warm start"))
-    for step in range(config.steps):
-        chosen = order.sample(demos, min(config.batch, len(demos)))
-        if step < done:
-            continue
-        batch = [Group("demonstrations", chosen[0].task, chosen)]  # one group: what they share is computed once
-        forests = pack(batch, algorithm.credit(batch), token_budget, seed=derive(seed, "pack", step))
-        metrics = await asyncio.to_thread(trainer.step, forests)
-        display.step(metrics, metrics["loss"])
-        if (entropy := metrics.get("policy/entropy", math.inf)) < config.entropy_floor:  # not every trainer has it
-            display.say(
-                f"the warm start ends after {step + 1} of {config.steps} steps: {entropy:.4f} nats a token are below "
-                f"warm_start.entropy_floor={config.entropy_floor:g}"
-            )
-            break
-        if (step + 1) % every == 0 and step + 1 < config.steps:
-            await asyncio.to_thread(_save, trainer, folder, step + 1)
+    async with aclosing(_batches(demos, algo, config, token_budget, seed, done)) as batches:
+        async for step, forests in batches:
+            metrics = await asyncio.to_thread(trainer.step, forests)
+            display.step(metrics, metrics["loss"])
+            if (entropy := metrics.get("policy/entropy", math.inf)) < config.entropy_floor:  # not every trainer has it
+                display.say(
+                    f"the warm start ends after {step + 1} of {config.steps} steps: {entropy:.4f} nats a token are "
+                    f"below warm_start.entropy_floor={config.entropy_floor:g}"
+                )
+                break
+            if (step + 1) % every == 0 and step + 1 < config.steps:
+                await asyncio.to_thread(_save, trainer, folder, step + 1)
+
+
+async def _batches(
+    demos: list[Session], algo: AlgoConfig, config: WarmStartConfig, token_budget: int, seed: int, done: int
+) -> AsyncGenerator[tuple[int, list[Forest]], None]:
+    """Yield each step that is not done, with its forests; the next step's are packed while one is trained."""
+    order, algorithm = random.Random(derive(seed, "warm start")), make_algorithm(algo)
+    chosen = [order.sample(demos, min(config.batch, len(demos))) for _ in range(config.steps)]
+
+    def pack_step(step: int) -> list[Forest]:
+        sessions = chosen[step]
+        batch = [Group("demonstrations", sessions[0].task, sessions)]  # one group: what they share is computed once
+        return pack(batch, algorithm.credit(batch), token_budget, seed=derive(seed, "pack", step))
+
+    with ThreadPoolExecutor(1, "agentrl-pack") as ahead:
+        packed = deque(ahead.submit(pack_step, step) for step in range(done, min(done + 2, config.steps)))
+        for step in range(done, config.steps):
+            yield step, await asyncio.wrap_future(packed.popleft())
+            packed.extend(ahead.submit(pack_step, later) for later in range(step + 2, min(step + 3, config.steps)))
 
 
 def keep_base(trainer: Trainer, folder: Path) -> None:
