@@ -12,7 +12,7 @@ from agentrl.sessions.renderers.watch import CallWatch
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import minibatches
-from agentrl.types import Group
+from agentrl.types import MAIN, Group
 
 APART = ("mismatch/abs_mean", "staleness/abs_mean")
 """Metrics of how far the policy is from what sampled the tokens of a run that reads them."""
@@ -43,7 +43,12 @@ class StepWarnings:
         """Yield the warnings of a step; those that are said once are said here."""
         if note := minibatches.describe_updates(row, self.config.algo):
             self.display.warn_once(note)
+        for name in self.config.learners:
+            skipped = row.get("skipped_updates" if name == MAIN else f"{name}/skipped_updates", 0.0)
+            yield from (f"step {step}: {each}" for each in self.health.check_updates(name, skipped))
+        signal = bool(row.get("pack/signal", True))
         if self.reads:
+            yield from (f"step {step}: {each}" for each in self.health.check_signal(sessions_of(groups), signal=signal))
             needs = self.algorithm.needs
             ratios = needs.engine and not (needs.pairs or needs.labels)
             if ratios and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
@@ -60,7 +65,7 @@ class StepWarnings:
             )
         if warning := _silence(self.conversation_format, groups):
             yield f"step {step}: {warning}"
-        for warning in self.health.check(groups, signal=bool(row.get("pack/signal", True))):
+        for warning in self.health.check(groups, signal=signal):
             yield f"step {step}: {warning}"
         for note in sampling_notes(sessions_of(groups), trained=True):
             self.display.warn_once(note)
