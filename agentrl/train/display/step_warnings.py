@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,12 @@ class StepWarnings:
         for name in self.config.learners:
             skipped = row.get("skipped_updates" if name == MAIN else f"{name}/skipped_updates", 0.0)
             yield from (f"step {step}: {each}" for each in self.health.check_updates(name, skipped))
+        best, evaluated = self.config.keep_best, sorted(name for name in row if name.startswith("eval/"))
+        if best is not None and evaluated and not math.isfinite(row.get(best.removeprefix("-"), math.nan)):
+            self.display.warn_once(
+                f"keep_best={best}: an evaluation has no such number, so its checkpoint is not "
+                f"among the best ones (there are: {', '.join(evaluated)})"
+            )
         signal = bool(row.get("pack/signal", True))
         if self.reads:
             yield from (f"step {step}: {each}" for each in self.health.check_signal(sessions_of(groups), signal=signal))

@@ -216,3 +216,13 @@ def test_a_run_that_reads_says_that_nothing_can_be_learned_from_it() -> None:
     found = [list(warnings.find(step, [], {"pack/signal": 0.0})) for step in range(5)]
     assert found[:4] == [[]] * 4
     assert "nothing could be learned from the last 5 steps" in found[4][0]
+
+
+def test_a_best_checkpoint_by_a_number_that_no_evaluation_has_is_told() -> None:
+    said: list[str] = []
+    config = RunConfig(**{"env": EnvConfig(name="data"), "keep_best": "-eval/lss", "eval": {"every": 1}})
+    display: Any = SimpleNamespace(warn_once=said.append)
+    warnings = StepWarnings(config, make_algorithm(config.algo), display, "chatml", True, HealthMonitor())
+    assert not [*warnings.find(1, [], {}), *warnings.find(2, [], {"eval/loss": 1.0}), *said[1:]]
+    assert "keep_best=-eval/lss: an evaluation has no such number" in said[0]
+    assert "there are: eval/loss" in said[0]
