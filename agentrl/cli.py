@@ -234,7 +234,8 @@ def _end(worked: bool) -> None:
     """End with exit code 1 where nothing worked at all."""
     if not worked:
         err.print(
-            "[red]error:[/] nothing worked: every session failed or had no turn (see the warnings)", soft_wrap=True
+            "[red]error:[/] nothing worked: every session failed, had no turn, or was not trained (see the warnings)",
+            soft_wrap=True,
         )
         raise typer.Exit(1)
 

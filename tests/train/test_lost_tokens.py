@@ -88,7 +88,7 @@ def test_every_sampled_token_of_a_random_batch_is_trained_or_has_one_cause() -> 
         algorithm = make_algorithm(lost_tokens.AlgoConfig(name="grpo"))
         counts = account(groups, algorithm.credit(groups), algorithm.config)
         own = [s for group in groups for s in group.sessions if s.phase != GREEDY]
-        for found in (counts, lost_tokens.add_masked(counts, 0.3)):
+        for found in (counts, lost_tokens.take_away(counts, Cause.MASKED, 0.3)):
             assert found[SAMPLED] == sum(sampled_tokens(node) for s in own for node in s.nodes)
             assert found[SAMPLED] == found[TRAINED] + sum(by_cause([found]).values())
         more = lost_tokens.add_left_out(counts, 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -169,17 +170,20 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["eval/mean", "-eval/loss"])
-@given(values=st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=6), keep=st.integers(1, 3))
+@given(
+    values=st.lists(st.sampled_from([None, math.nan, 0.0, 1.0, 2.0, 3.0]), min_size=1, max_size=6),
+    keep=st.integers(1, 3),
+)
 @settings(max_examples=8)
 def test_the_best_checkpoint_so_far_is_always_kept_besides_the_newest(
-    metric: str, values: list[int | None], keep: int
+    metric: str, values: list[float | None], keep: int
 ) -> None:
     sign, name = (-1, metric[1:]) if metric.startswith("-") else (1, metric)
     with tempfile.TemporaryDirectory() as place:
-        folder, measured = RunFolder(Path(place)), dict[int, int]()
+        folder, measured = RunFolder(Path(place)), dict[int, float]()
         for step, value in enumerate(values, 1):
-            folder.log(step, {} if value is None else {name: float(value)})
-            measured |= {} if value is None else {step: value}
+            folder.log(step, {} if value is None else {name: value})
+            measured |= {} if value is None or math.isnan(value) else {step: value}
             folder.save_checkpoint(step, lambda path: (path / "trainer").touch(), keep, metric)
             kept = {step_of(path) for path in folder.checkpoints()}
             newest = set(range(max(step - keep, 0) + 1, step + 1))

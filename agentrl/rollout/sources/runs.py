@@ -93,8 +93,13 @@ def is_run(name: str) -> bool:
     return (Path(name).expanduser() / STORE).is_file()
 
 
-def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False, pairs: bool = False) -> RecordedRun:
-    """The sessions of a run that fit the settings; ConfigError where none does, or a status is none."""
+def read_run(
+    config: DataConfig, *, demonstrated: bool, ends: bool = False, pairs: bool = False, min_gap: float = 0.0
+) -> RecordedRun:
+    """The sessions of a run that fit the settings; ConfigError where none does, or a status or an agent is none.
+
+    `pairs`: groups without two sessions whose rewards differ by more than `min_gap` are left out.
+    """
     statuses = _statuses(config)
     found = RecordedRun(config, demonstrated, ends)
     groups: dict[str, list[tuple[int, Summary]]] = {}
@@ -117,18 +122,20 @@ def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False, pair
             groups.setdefault(group, []).append((sample, row))
         else:
             found.left_out += 1
+    _check_agent(config, [row for _, row, _ in last.values()])
     if not groups:
         raise ConfigError(
             f"data={config.name}: none of {found.left_out:,} sessions is taken: see data.status, data.min_reward and "
             "data.max_reward"
         )
     if pairs:
-        differing = {name: members for name, members in groups.items() if _differ([row for _, row in members])}
+        differing = {name: members for name, members in groups.items() if _differ([row for _, row in members], min_gap)}
         found.flat, groups = len(groups) - len(differing), differing
+        by = f" by more than algo.min_gap={min_gap:g}" if min_gap else ""
         if not groups:
             raise ConfigError(
-                f"data={config.name}: in none of {found.flat:,} groups do sessions differ in their rewards, so there "
-                "are no pairs (algo=kto learns from single sessions)"
+                f"data={config.name}: in none of {found.flat:,} groups do sessions differ in their rewards{by}, so "
+                "there are no pairs (algo=kto learns from single sessions)"
             )
     found.members = {group: [row.id for _, row in members] for group, members in groups.items()}
     tasks = [Task(id=group, data={"task": problems[group], "sessions": len(found.members[group])}) for group in groups]
@@ -137,9 +144,19 @@ def read_run(config: DataConfig, *, demonstrated: bool, ends: bool = False, pair
     return found
 
 
-def _differ(rows: Sequence[Summary]) -> bool:
-    """Return whether sessions of a group may have different rewards; of forks and several agents that is not known."""
-    return len({row.score for row in rows}) > 1 or any(row.branches > 1 or len(row.agents) > 1 for row in rows)
+def _check_agent(config: DataConfig, rows: Sequence[Summary]) -> None:
+    """Refuse an agent that has no turns in any session."""
+    known = sorted({name for row in rows for name in row.agents})
+    if config.agent is not None and config.agent not in known:
+        raise ConfigError(f"data.agent={config.agent}: no session has such an agent (agents: {', '.join(known)})")
+
+
+def _differ(rows: Sequence[Summary], min_gap: float) -> bool:
+    """Return whether sessions of a group may make a pair; of forks and several agents that is not known."""
+    if any(row.branches > 1 or len(row.agents) > 1 for row in rows):
+        return True
+    scores = [row.score for row in rows if row.score is not None]
+    return len(scores) > 1 and max(scores) - min(scores) > min_gap
 
 
 def _within(score: float | None, config: DataConfig) -> bool:

@@ -16,7 +16,7 @@ from agentrl.envs.results import INVALID, TOOL_FAULTS, invalid
 from agentrl.errors import AgentError, EnvError, InfraError, brief
 from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.sessions.tree.trainability import Untrainable
-from agentrl.types import Group, Session, Status
+from agentrl.types import MAIN, Group, Session, Status
 
 MAX_ATTEMPTS = 3
 """Attempts at a batch in which every session fails by infrastructure, before that is an error."""
@@ -177,10 +177,22 @@ class HealthMonitor:
             warnings.append(long)
         if self._streak("turns", not any(session.turns for session in sessions)) == STEPS_WITHOUT_TURNS:
             raise AgentError(f"no session had a turn for {STEPS_WITHOUT_TURNS} steps in a row: {found}")
+        return warnings + self.check_signal(sessions, signal=signal)
+
+    def check_signal(self, sessions: Sequence[Session], *, signal: bool) -> list[str]:
+        """A warning, or none, where for some steps no advantage was other than 0; reported again as in `check`."""
         lasting = self._lasting("signal", not signal)
-        if lasting >= STEPS_WITHOUT_SIGNAL:
-            warnings.append(f"nothing could be learned from the last {lasting} steps: {_alike(sessions)}")
-        return warnings
+        if lasting < STEPS_WITHOUT_SIGNAL:
+            return []
+        return [f"nothing could be learned from the last {lasting} steps: {_alike(sessions)}"]
+
+    def check_updates(self, policy: str, skipped: float) -> list[str]:
+        """A warning, or none, where updates of a policy were skipped in a step; reported again as in `check`."""
+        if not (lasting := self._lasting(f"updates of {policy}", skipped > 0)):
+            return []
+        steps = f" (in {lasting} steps in a row)" if lasting > 1 else ""
+        whose = "" if policy == MAIN else f" of {policy}"
+        return [f"{skipped:g} updates{whose} were skipped{steps}: their gradient was not finite (skipped_updates)"]
 
     def _streak(self, kind: str, lasts: bool) -> int:
         self._streaks[kind] = self._streaks[kind] + 1 if lasts else 0

@@ -27,7 +27,7 @@ from agentrl.train.evaluation.rejection import Rejection, reject
 from agentrl.train.plan.preflight import check_evaluation, check_training
 from agentrl.train.record import chain, lock, manifest
 from agentrl.train.record.chain import ChainRecord, StageStart, StageState
-from agentrl.train.record.files import read_rows, write_atomically
+from agentrl.train.record.files import read_metrics, write_atomically
 from agentrl.train.record.seals import METRICS
 
 
@@ -148,4 +148,4 @@ def _open(plan: Chain) -> Iterator[ChainRecord]:
 
 def _read_result(record: ChainRecord, name: str) -> TrainResult:
     folder = record.folder(name)
-    return TrainResult(folder, None, None, read_rows(folder / METRICS))
+    return TrainResult(folder, None, None, read_metrics(folder / METRICS))

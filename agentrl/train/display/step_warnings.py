@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from agentrl.rollout.workers.held import ToolCalls, calls_of
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
 from agentrl.train.driver import minibatches
-from agentrl.types import Group
+from agentrl.types import MAIN, Group
 
 APART = ("mismatch/abs_mean", "staleness/abs_mean")
 """Metrics of how far the policy is from what sampled the tokens of a run that reads them."""
@@ -44,7 +45,18 @@ class StepWarnings:
         """Yield the warnings of a step; those that are said once are said here."""
         if note := minibatches.describe_updates(row, self.config.algo):
             self.display.warn_once(note)
+        for name in self.config.learners:
+            skipped = row.get("skipped_updates" if name == MAIN else f"{name}/skipped_updates", 0.0)
+            yield from (f"step {step}: {each}" for each in self.health.check_updates(name, skipped))
+        best, evaluated = self.config.keep_best, sorted(name for name in row if name.startswith("eval/"))
+        if best is not None and evaluated and not math.isfinite(row.get(best.removeprefix("-"), math.nan)):
+            self.display.warn_once(
+                f"keep_best={best}: an evaluation has no such number, so its checkpoint is not "
+                f"among the best ones (there are: {', '.join(evaluated)})"
+            )
+        signal = bool(row.get("pack/signal", True))
         if self.reads:
+            yield from (f"step {step}: {each}" for each in self.health.check_signal(sessions_of(groups), signal=signal))
             needs = self.algorithm.needs
             ratios = needs.engine and not (needs.pairs or needs.labels)
             if ratios and (apart := max(row.get(name, 0.0) for name in APART)) > NEAR:
@@ -61,7 +73,7 @@ class StepWarnings:
             )
         if warning := describe_unread_calls(self.conversation_format, map(calls_of, sessions_of(groups))):
             yield f"step {step}: {warning}"
-        for warning in self.health.check(groups, signal=bool(row.get("pack/signal", True))):
+        for warning in self.health.check(groups, signal=signal):
             yield f"step {step}: {warning}"
         for note in sampling_notes(sessions_of(groups), trained=True):
             self.display.warn_once(note)

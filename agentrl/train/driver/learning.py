@@ -164,8 +164,11 @@ class Learning:
             await self._record_logprobs(batch, views)
         learned = shaped | await self._train(batch, forests, read)
         batch.algorithm.learned(learned)
-        signal = lost_tokens.add_masked(credited, learned.get("correction/mask_fraction", 0.0))
-        return signal | learned
+        masked = learned.get("correction/mask_fraction", 0.0)
+        signal = lost_tokens.take_away(credited, lost_tokens.Cause.MASKED, masked)
+        updates = batch.algorithm.config.epochs * learned.get("minibatches", 1.0)
+        skipped = min(learned.get("skipped_updates", 0.0) / max(updates, 1.0), 1.0)
+        return lost_tokens.take_away(signal, lost_tokens.Cause.SKIPPED, skipped) | learned
 
     async def close(self) -> None:
         await self.teachers.close()

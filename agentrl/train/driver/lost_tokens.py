@@ -51,6 +51,7 @@ class Cause(StrEnum):
     UNUSED = "unused"
     EXCLUDED = "excluded"
     LEFT_OUT = "left_out"
+    SKIPPED = "skipped"
 
     @property
     def metric(self) -> str:
@@ -99,6 +100,8 @@ ADVICE: Mapping[Cause, str] = {
     Cause.UNUSED: "the agent's program used other samples, or they only estimate a value",
     Cause.EXCLUDED: "they are of helpers beside the task, such as titles: gateway.exclude says which",
     Cause.LEFT_OUT: "the algorithm or rollout.filter left their groups out",
+    Cause.SKIPPED: "their gradient was not finite, so no weight was moved (skipped_updates): look for what is not "
+    "finite in the model's weights, lower algo.lr, or compute with trainer.dtype=float32",
 }
 """Each cause's meaning, and what to do."""
 
@@ -184,10 +187,10 @@ def _one_seed(sessions: Sequence[Session]) -> bool:
     return len(sessions) > 1 and len(seeds) == 1 and None not in seeds
 
 
-def add_masked(counts: Mapping[str, float], share: float) -> dict[str, float]:
-    """The counts where the trainer masked a share of the trained tokens."""
+def take_away(counts: Mapping[str, float], cause: Cause, share: float) -> dict[str, float]:
+    """The counts where the trainer lost a share of the trained tokens to a cause."""
     lost = float(round(share * counts[TRAINED]))
-    return {**counts, TRAINED: counts[TRAINED] - lost, Cause.MASKED.metric: counts[Cause.MASKED.metric] + lost}
+    return {**counts, TRAINED: counts[TRAINED] - lost, cause.metric: counts[cause.metric] + lost}
 
 
 def add_left_out(counts: Mapping[str, float], tokens: float) -> dict[str, float]:

@@ -27,6 +27,7 @@ from agentrl.train.display.console import Display
 from agentrl.train.driver import base_model, interrupt, setup
 from agentrl.train.driver.loop import Loop
 from agentrl.train.plan.model_checks import loads_meanwhile, prove_architecture, require_one_tokenizer
+from agentrl.train.plan.trainer_checks import late_rates
 from agentrl.train.record import manifest
 from agentrl.train.record.files import disk_error, run_path
 from agentrl.train.record.remote_copy import Uploads
@@ -143,6 +144,8 @@ async def open_run(config: RunConfig, display: Display, algorithms: Mapping[str,
         enter(watchdog.Watchdog(folder.path, config.watchdog.timeout, stop))
         enter(logs.write_log(folder.path / logs.NAME, folder.path.name, secret_values(config)))
         enter(tracing.export_spans(config.tracing, {"agentrl.run": folder.path.name}, display.warn))
+        for note in late_rates(config):
+            display.warn(note)
         yield OpenRun(config, folder, store, display, algorithms, opened)
 
 

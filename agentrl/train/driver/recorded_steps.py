@@ -10,6 +10,7 @@ weights of these steps are lost: the run continues from its checkpoint, and what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.driver.resuming import ResumedFrom, step_of
 from agentrl.train.record import ledger
-from agentrl.train.record.files import write_atomically
+from agentrl.train.record.files import are_same, write_atomically
 from agentrl.train.record.recording import BY_TIME
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import LOSSES, STREAM, digest, read_losses
@@ -172,6 +173,7 @@ async def _train_again(loop: Loop, recorded: RecordedSteps, start: int) -> str:
         for name, value in found.items():
             policy, _, own = name.partition("/")
             by_time = (own if policy in loop.others else name).startswith(BY_TIME)
-            if not by_time and value != recorded.rows[step].get(name):
+            value = math.nan if value is None else value
+            if not by_time and not are_same(value, recorded.rows[step].get(name)):
                 return f"{name} of step {step} is {value}, and was {recorded.rows[step].get(name)}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from agentrl.config.policies import SCRIPTS
 from agentrl.config.secrets import list_hidden
 from agentrl.envs.registry import find, refuse_unknown
 from agentrl.errors import ConfigError, EnvError
-from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
+from agentrl.overrides import Tree, applicable, merge, put, spread, validate, value_at
 from agentrl.train.record.files import named_folder
 
 TINY = "tiny"
@@ -61,7 +62,11 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
 
         return validate(_check_secrets(merge(applicable(recording.settings(Path(run)), tree), tree)), RunConfig)
     if tree.get("data") is not None:
-        return validate(_check_secrets(merge(_data_recipe(tree), tree)), RunConfig)
+        recipe = _data_recipe(tree)
+        settings = merge(recipe, tree)
+        if value_at(recipe, "algo.lr") is None:  # the tiny model's own, which an adapter of it has as well
+            settings = _at_adapters_rates(settings, tree)
+        return validate(_check_secrets(settings), RunConfig)
     if "env" not in tree:
         validate(tree, RunConfig)  # which says so, beside what else is wrong
     if isinstance(env := tree["env"], str):
@@ -75,7 +80,7 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     except ConfigError as error:
         raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
     settings = _in_parts(merge(applicable(suits, tree), tree), tree)
-    return validate(_check_secrets(_at_adapters_rate(settings, tree)), RunConfig)
+    return validate(_check_secrets(_at_adapters_rates(settings, tree)), RunConfig)
 
 
 def _data_recipe(tree: Mapping[str, Any]) -> Tree:
@@ -103,24 +108,44 @@ def _in_parts(settings: Tree, given: Mapping[str, Any]) -> Tree:
     return merge(settings, {"algo": {"minibatches": parts}})
 
 
-def _at_adapters_rate(settings: Tree, given: Mapping[str, Any]) -> Tree:
-    """The settings, with an adapter's learning rate where none is given: ten times the whole model's.
+def _at_adapters_rates(settings: Tree, given: Mapping[str, Any]) -> Tree:
+    """The settings, with each adapter's learning rate where none is given: ten times the whole model's.
 
     The optimum over tasks (J. Schulman and Thinking Machines Lab, "LoRA Without Regret", 2025). A rank below 16 has
     that times the root of rank / 16: at a scale of alpha / rank, an update of AdamW changes a layer's weights by a norm
-    that goes with 1 / root of the rank, and rank 1 learned slower with ten times (docs/benchmarks.md).
+    that goes with 1 / root of the rank, and rank 1 learned slower with ten times (docs/benchmarks.md). A policy with
+    an adapter, or a whole model, in place of the main one's has the rate of its own.
     """
-    lora = settings.get("lora")
-    if not isinstance(lora, Mapping) or not (lora.get("rank") or lora.get("adapter")):
-        return settings
-    if value_at(given, "algo.lr") is not None:
-        return settings
-    rate = value_at(settings, "algo.lr")
+    usual, lora, policies = AlgoConfig().lr, settings.get("lora"), settings.get("policies")
+    rate = value_at(settings, "algo.lr") if value_at(settings, "algo.lr") is not None else usual
+    free = value_at(given, "algo.lr") is None
+    more: Tree = {}
     try:
-        factor = ADAPTERS_RATE * min(1.0, (int(lora.get("rank") or FULL_RANK) / FULL_RANK) ** 0.5)
-        return merge(settings, {"algo": {"lr": factor * float(AlgoConfig().lr if rate is None else rate)}})
+        if free and _adapters_factor(lora) != 1:
+            more = {"algo": {"lr": _adapters_factor(lora) * float(rate)}}
+        for name, own in policies.items() if isinstance(policies, Mapping) else ():
+            if not isinstance(own, Mapping):
+                continue
+            algo, factor = own.get("algo"), _adapters_factor(own.get("lora") or lora)
+            if algo is None and free and factor != _adapters_factor(lora):
+                put(more, f"policies.{name}.algo", _section(settings.get("algo")) | {"lr": factor * float(rate)})
+            elif algo is not None and factor != 1 and _section(algo).get("lr") is None:
+                put(more, f"policies.{name}.algo", _section(algo) | {"lr": factor * usual})
     except (TypeError, ValueError):
         return settings  # no number, as the validation says
+    return merge(settings, more)
+
+
+def _adapters_factor(lora: Any) -> float:
+    """Return what an adapter's rate is of the whole model's; 1 where there is none."""
+    if not isinstance(lora, Mapping) or not (lora.get("rank") or lora.get("adapter")):
+        return 1.0
+    return ADAPTERS_RATE * min(1.0, math.sqrt(int(lora.get("rank") or FULL_RANK) / FULL_RANK))
+
+
+def _section(value: Any) -> dict[str, Any]:
+    """Return a section that may be given by its name alone."""
+    return dict(value) if isinstance(value, Mapping) else {} if value is None else {"name": value}
 
 
 def _takes_minibatches(trainer: str) -> bool:

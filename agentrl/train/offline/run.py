@@ -26,7 +26,7 @@ from agentrl.rollout.stream.buffer import Gate
 from agentrl.rollout.stream.samplers import make_sampler
 from agentrl.rollout.stream.stream import Stream
 from agentrl.sessions.renderers import get_renderer
-from agentrl.train.driver import setup
+from agentrl.train.driver import lost_tokens, setup
 from agentrl.train.driver.learning import Learning
 from agentrl.train.driver.loop import Loop
 from agentrl.train.driver.opening import OpenRun, stoppable
@@ -86,7 +86,9 @@ async def _train(run: OpenRun, data: ReadData, policy: Policy, base: Path) -> Tr
     for line in describe_best(folder.path, folder.checkpoints(), folder.metrics(), config.keep_best, last):
         display.say(line)
     kind = "recorded" if isinstance(data, RecordedRun) else "trainable"
-    return TrainResult(folder.path, before, after, folder.metrics(), worked=after.worked, kind=kind)
+    rows = folder.metrics()
+    worked = after.worked or any(row.get(lost_tokens.TRAINED) for row in rows)
+    return TrainResult(folder.path, before, after, rows, worked=worked, kind=kind)
 
 
 async def _measure(loop: Loop, data: ReadData, step: int) -> Evaluation:
@@ -110,6 +112,8 @@ def _describe_measure(loop: Loop) -> str:
 
 
 def _describe(found: Evaluation) -> str:
+    if math.isnan(found.mean):
+        return "unknown (no pair is held out)" if "accuracy" in found.metrics else "unknown (it is not finite)"
     bounds = "" if math.isnan(found.low) else f" [{found.low:.3f}, {found.high:.3f}]"
     accuracy = found.metrics.get("accuracy")
     return f"{found.mean:.3f}{bounds}" + ("" if accuracy is None else f" (accuracy {accuracy:.0%})")

@@ -31,7 +31,8 @@ def read_data(data: DataConfig, algorithm: Algorithm) -> ReadData:
             "sessions have rewards: a file has labels, or algo=reward_model learns from rewards (algo.target=pairs or "
             "score)"
         )
-    return read_run(data, demonstrated=not needs.engine, ends=needs.head is not None, pairs=needs.pairs)
+    gap = getattr(algorithm.config, "min_gap", 0.0) if needs.pairs else 0.0
+    return read_run(data, demonstrated=not needs.engine, ends=needs.head is not None, pairs=needs.pairs, min_gap=gap)
 
 
 def prepare_data(config: DataConfig, data: ReadData, renderer: Renderer, base: Path, model: str) -> None:

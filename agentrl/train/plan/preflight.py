@@ -60,6 +60,9 @@ from agentrl.train.trackers import TRACKERS
 from agentrl.train.trainers import TRAINERS, beyond_layers
 from agentrl.types import MAIN
 
+OF_RUNS = ("min_reward", "max_reward", "status", "agent")
+OF_FILES = ("columns", "strings", "train_on", "max_tokens", "overlong", "held_out", "config", "where")
+"""Settings of `data` that choose among a recorded run's sessions, and those that say how a file is read."""
 WrittenLater = Literal["", "run", "file"]
 """Says whether `data` names something that is still to come."""
 
@@ -163,6 +166,9 @@ def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *,
         raise ConfigError(f"data={data.name}: algo.kl_as=reward needs sampled tokens; a file has algo.kl_as=loss")
     if algorithm.config.shaping.active and file:
         raise ConfigError(f"data={data.name}: algo.shaping changes rewards of sampled sessions, and a file has none")
+    if needs.greedy or needs.counterfactuals:
+        beside = "greedy sessions" if needs.greedy else "continuations"
+        raise ConfigError(f"data={data.name}: algo={config.algo.name} needs {beside}, which only a run that plays has")
     unused = {
         "warm_start.steps": config.warm_start.steps,
         "agent": config.agent,
@@ -179,10 +185,20 @@ def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *,
         raise ConfigError(f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far")
     if not (written_later or is_hub(data.name)) and not Path(data.name).expanduser().exists():
         raise ConfigError(f"data={data.name}: {no_such_file(data.name)}")
+    _check_kind(data, file=file)
     check_name(config.model.renderer, "model.renderer")
     if config.model.name != setup.TINY and not config.resume:
         own = resolve(config.model.name, scores=algorithm.needs.head is not None)
         get_renderer(own, config.model.renderer, config.model.stop)
+
+
+def _check_kind(data: DataConfig, *, file: bool) -> None:
+    """Refuse settings of files for a recorded run, and those of runs for a file."""
+    kind, other = ("a file", "a recorded run") if file else ("a recorded run", "a file")
+    for name in OF_RUNS if file else OF_FILES:
+        if (value := getattr(data, name)) != DataConfig.model_fields[name].get_default():
+            given = ",".join(value) if isinstance(value, tuple) else value
+            raise ConfigError(f"data.{name}={given} is of {other}, and data={data.name} is {kind}: leave it out")
 
 
 def check_rollouts(config: RunConfig) -> Env:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import MODEL, PAST, START, ModelConfig, Policies
+from agentrl.config import MODEL, PAST, START, ModelConfig, Policies, RunConfig
 from agentrl.config.learners import Learners, named_as_given
 from agentrl.config.policies import list_players
 from agentrl.envs.base import Env, has_critic_view
@@ -53,6 +53,20 @@ def _first_model(model: ModelConfig, begun: str | None) -> Any:
         folder = Path(begun) / "model"
         return model_settings(folder) if (folder / "config.json").is_file() else None
     return model_shape(model) if model.name == TINY else model_settings(model_folder(model))
+
+
+def late_rates(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for each warm-up, of a learning rate or a critic, that lasts as long as the run."""
+    for name, own in config.learners.items():
+        steps, algo, where = config.learning_steps(name), own.algo, "" if name == MAIN else f"{name}: "
+        if algo.warmup_steps >= steps:
+            last = algo.lr * steps / (algo.warmup_steps + 1)
+            yield (
+                f"{where}algo.warmup_steps={algo.warmup_steps} in {steps} steps: the learning rate ends at {last:.3g} "
+                f"and never is algo.lr={algo.lr:g}"
+            )
+        if (critics := getattr(algo, "value_warmup", 0)) >= steps:
+            yield f"{where}algo.value_warmup={critics} in {steps} steps: the critic alone learns, and no weight moves"
 
 
 def check_view(algorithm: Algorithm, env: Env) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def best_checkpoint(checkpoints: Sequence[Path], rows: Sequence[Row], metric: st
         metric: its name, of which the highest value is the best; with `-` before it the lowest.
     """
     name, sign = metric.removeprefix("-"), -1 if metric.startswith("-") else 1
-    measured = {int(row["step"]): row[name] for row in rows if name in row}
+    measured = {int(row["step"]): row[name] for row in rows if math.isfinite(row.get(name, math.nan))}
     found = [(sign * measured[step_of(each)], each) for each in checkpoints if step_of(each) in measured]
     if not found:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import shutil
 import time
@@ -82,6 +83,18 @@ def read_rows(path: Path, read: Callable[[Any], Any] = lambda row: row) -> list[
         return [read(orjson.loads(line)) for line in whole_lines(path)]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from None
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a file of metrics; numbers that are not finite, which are null in it, are NaN."""
+    return read_rows(path, lambda row: {name: math.nan if value is None else value for name, value in row.items()})
+
+
+def are_same(one: float | None, other: float | None) -> bool:
+    """Return whether two metrics are equal, or neither is finite: a file does not say which of these they were."""
+    if one is None or other is None:
+        return one is other
+    return one == other or not (math.isfinite(one) or math.isfinite(other))
 
 
 def keep_lines(path: Path, step: int) -> None:

@@ -20,7 +20,7 @@ from agentrl.overrides import value_at
 from agentrl.train.driver.resuming import read_settings, step_of, whole_checkpoints
 from agentrl.train.record import manifest
 from agentrl.train.record.best import BEST
-from agentrl.train.record.files import read_rows, write_atomically
+from agentrl.train.record.files import read_metrics, write_atomically
 from agentrl.train.record.seals import METRICS
 
 CARD = "README.md"
@@ -115,7 +115,7 @@ def _choose(run: Path, step: int | None) -> Path:
 
 def _read_metrics(run: Path, step: int) -> dict[str, float]:
     """The metrics of the last evaluation up to a step."""
-    rows = [row for row in read_rows(run / METRICS) if row["step"] <= step]
+    rows = [row for row in read_metrics(run / METRICS) if row["step"] <= step]
     own = ({name: value for name, value in row.items() if name.startswith("eval/")} for row in reversed(rows))
     return next(filter(None, own), {})
 

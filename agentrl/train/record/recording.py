@@ -32,7 +32,7 @@ from agentrl.train.display.console import Display
 from agentrl.train.driver import resuming
 from agentrl.train.record import kept_code, ledger, manifest
 from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import read_rows
+from agentrl.train.record.files import are_same, read_metrics, read_rows
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import METRICS
 from agentrl.train.record.state import last_attempts
@@ -178,7 +178,7 @@ def compare_weights(run: Path, rerun: Path) -> str:
 
 
 def _row_check(run: Path) -> Any:
-    rows = {row["step"]: row for row in read_rows(run / METRICS)}
+    rows = {row["step"]: row for row in read_metrics(run / METRICS)}
     if not rows:
         raise ConfigError(f"rerun={str(run)!r} has no {METRICS}, or an empty one: its steps can't be compared")
 
@@ -188,7 +188,7 @@ def _row_check(run: Path) -> Any:
             return
         left_out = BY_TIME if EVALUATED in recorded.keys() & row.keys() else (*BY_TIME, "eval/")
         for name in sorted(recorded.keys() | row.keys()):
-            if not name.startswith(left_out) and recorded.get(name) != row.get(name):
+            if not name.startswith(left_out) and not are_same(recorded.get(name), row.get(name)):
                 raise Diverged(
                     f"step {row['step']:g}, {name}: the recording has {recorded.get(name)}, the rerun {row.get(name)}"
                 )

@@ -54,7 +54,7 @@ from agentrl.train.record import kept_code, ledger, manifest, provenance, rating
 from agentrl.train.record.best import remove_superseded
 from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import append, keep_lines, read_rows, remove, write_atomically
+from agentrl.train.record.files import append, keep_lines, read_metrics, remove, write_atomically
 from agentrl.train.record.lock import RunLock
 from agentrl.train.record.seals import HELD_OUT, LOSSES, METRICS, SETTINGS, STREAM, Seals, digest, read_losses
 from agentrl.train.trackers import TRACKERS, Trackers
@@ -269,7 +269,7 @@ class RunFolder:
 
     def metrics(self) -> list[Metrics]:
         """Return all rows so far; a torn last line is left out."""
-        return read_rows(self.path / METRICS)
+        return read_metrics(self.path / METRICS)
 
     def drop_after(self, step: int) -> None:
         """Remove rows, lines of ledger and provenance, and seals after `step`, which a resumed run will write again."""

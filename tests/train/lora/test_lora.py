@@ -218,3 +218,20 @@ def test_an_adapters_learning_rate_is_ten_times_the_whole_models_and_less_below_
     whole, *adapters = (complete({"env": "calculator", "lora": {"rank": rank}}).algo.lr for rank in (0, 1, 4, 16, 64))
     assert adapters == pytest.approx([2.5 * whole, 5 * whole, 10 * whole, 10 * whole])
     assert complete({"env": "calculator", "lora": {"rank": 4}, "algo": {"lr": 0.5}}).algo.lr == 0.5
+
+
+def test_each_policys_rate_is_that_of_its_own_adapter_or_whole_model() -> None:
+    """Beside an adapter a whole model was trained at ten times its rate, and files' adapters at a tenth of theirs."""
+    demand = {"env": "examples/several_agents/demand.py:Demand", "agents": {"right": "b"}, "lora": {"rank": 16}}
+    usual = AlgoConfig().lr
+    for policy, times in (({"lora": {"rank": 0}}, 1), ({"lora": {"rank": 4}}, 5), ({"trainer": "torch"}, 10)):
+        learners = complete({**demand, "policies": {"b": policy}}).learners
+        assert learners["b"].algo.lr == pytest.approx(times * learners["main"].algo.lr / 10)
+        assert learners["b"].algo.kl_coef == learners["main"].algo.kl_coef
+    of_its_own = complete({**demand, "policies": {"b": {"algo": "rloo"}}}).learners["b"].algo
+    assert (of_its_own.name, of_its_own.lr) == ("rloo", pytest.approx(10 * usual))
+    given = complete({**demand, "algo": {"lr": 0.5}, "policies": {"b": {"lora": {"rank": 0}}}})
+    assert {own.algo.lr for own in given.learners.values()} == {0.5}
+    assert complete({"data": "x.jsonl", "model": "m", "lora": {"rank": 16}}).algo.lr == pytest.approx(10 * usual)
+    tiny, adapter = (complete({"data": "x.jsonl", "lora": {"rank": rank}}).algo.lr for rank in (0, 16))
+    assert adapter == tiny

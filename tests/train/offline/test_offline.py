@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import EnvConfig, RunConfig
 from agentrl.config.data import DataConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, NoSignal
+from agentrl.overrides import spread
 from agentrl.rollout.sources.files import read_conversations
 from agentrl.rollout.sources.trees import TreeWriter
 from agentrl.rollout.stream.health import HealthMonitor
@@ -26,7 +28,10 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display.step_warnings import StepWarnings
 from agentrl.train.driver import api
+from agentrl.train.driver.setup import complete
+from agentrl.train.plan.trainer_checks import late_rates
 from agentrl.train.record.verify.run_checks import verify
+from agentrl.train.trainers.optimizer import Optimizer
 from agentrl.types import Session
 from benchmarks import supervised
 from tests.train.test_resume import exit_code_of
@@ -141,10 +146,14 @@ def test_recorded_sessions_are_imitated_and_reinforced_with_their_own_log_probab
         api.train(algo="sft", run_dir=str(tmp_path / "none"), **SMALL | more, **{"data.min_reward": 9})
     with pytest.raises(ConfigError, match=r"has another tokenizer|recorded tokens are of a model"):
         api.train(algo="sft", run_dir=str(tmp_path / "other"), **SMALL | more | {"model": "tiny"})
+    with pytest.raises(ConfigError, match=r"data\.agent=zz: no session has such an agent"):
+        api.train(algo="sft", run_dir=str(tmp_path / "nobody"), **SMALL | more, **{"data.agent": "zz"})
     reward(recorded, lambda session: 1.0)
     with pytest.raises(ConfigError, match=r"in none of \d+ groups do sessions differ"):
         api.train(algo="dpo", run_dir=str(tmp_path / "flat"), **SMALL | more)
     reward(recorded, lambda session: float(session.sample % 2))
+    with pytest.raises(ConfigError, match=r"differ in their rewards by more than algo\.min_gap=1, so"):
+        api.train(algo="dpo", run_dir=str(tmp_path / "near"), **SMALL | more, **{"algo.min_gap": 1})
     result = api.train(algo="dpo", run_dir=str(tmp_path / "preferred"), **SMALL | more)
     assert metrics(tmp_path / "preferred")[0]["preference/pairs"] == 4
     assert result.after is not None
@@ -178,3 +187,42 @@ def test_a_model_far_from_what_sampled_the_recorded_tokens_is_told(apart: float,
     row = {"mismatch/abs_mean": 0.0, "staleness/abs_mean": apart}
     assert list(warnings.find(1, [], row)) == []
     assert any("7 nats from this model's" in line for line in said) == told
+
+
+def test_a_run_whose_gradients_are_never_finite_says_so_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every update was skipped, all tokens counted as trained, and nothing but a metric said it."""
+    monkeypatch.setattr(Optimizer, "_clip", lambda optimizer: math.nan)
+    more = {"steps": 30, "eval.every": None, "eval.tasks": 1, "rollout.groups_per_step": 1, "metrics": []}
+    with pytest.raises(NoSignal, match=r"no token was trained for 20 steps in a row: 0 of .* \(lost: skipped"):
+        api.train(data=str(rows(tmp_path / "sums.jsonl")), run_dir=str(tmp_path / "run"), **SMALL | more)
+    assert all(row["signal/skipped"] == row["signal/sampled"] > 0 for row in metrics(tmp_path / "run"))
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert "1 updates were skipped (in 20 steps in a row): their gradient was not finite" in log
+
+
+def test_warm_ups_that_last_as_long_as_the_run_are_told() -> None:
+    late = {"steps": 5, "algo.warmup_steps": 5, "algo.lr": 6.0, "algo.value_warmup": 5}
+    first, second = late_rates(complete(spread({"env": "calculator", "algo.name": "ppo", **late})))
+    assert "algo.warmup_steps=5 in 5 steps: the learning rate ends at 5 and never is algo.lr=6" in first
+    assert "algo.value_warmup=5 in 5 steps" in second
+    assert not list(late_rates(complete(spread({"env": "calculator", "algo.name": "ppo", **late, "steps": 6}))))
+
+
+def test_a_run_that_reads_says_that_nothing_can_be_learned_from_it() -> None:
+    config = RunConfig(env=EnvConfig(name="data"))
+    warnings = StepWarnings(config, make_algorithm(config.algo), Any, "chatml", True, HealthMonitor())
+    found = [list(warnings.find(step, [], {"pack/signal": 0.0})) for step in range(5)]
+    assert found[:4] == [[]] * 4
+    assert "nothing could be learned from the last 5 steps" in found[4][0]
+
+
+def test_a_best_checkpoint_by_a_number_that_no_evaluation_has_is_told() -> None:
+    said: list[str] = []
+    config = RunConfig(**{"env": EnvConfig(name="data"), "keep_best": "-eval/lss", "eval": {"every": 1}})
+    display: Any = SimpleNamespace(warn_once=said.append)
+    warnings = StepWarnings(config, make_algorithm(config.algo), display, "chatml", True, HealthMonitor())
+    assert not [*warnings.find(1, [], {}), *warnings.find(2, [], {"eval/loss": 1.0}), *said[1:]]
+    assert "keep_best=-eval/lss: an evaluation has no such number" in said[0]
+    assert "there are: eval/loss" in said[0]

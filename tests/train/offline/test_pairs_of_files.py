@@ -131,11 +131,17 @@ def test_kto_learns_from_verdicts_on_single_replies(tmp_path: Path) -> None:
 
 
 def test_what_pairs_of_a_file_can_not_do_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    file = str(tmp_path / "pairs.jsonl")
+    file, run = str(tmp_path / "pairs.jsonl"), str(tmp_path)
+    (tmp_path / "sessions.db").touch()
     for settings, sentence in (
         ({"algo": "grpo"}, "algo=dpo, simpo, orpo, cpo and kto learn from"),
         ({"algo": "dpo", "algo.kl_coef": 0.1, "algo.kl_as": "reward"}, r"algo\.kl_as=loss"),
         ({"algo": "dpo", "algo.shaping.truncated_penalty": 1.0}, r"algo\.shaping"),
+        ({"algo": "remax", "data": run}, "algo=remax needs greedy sessions"),
+        ({"algo": "coma", "data": run}, "algo=coma needs continuations"),
+        ({"algo": "sft", "data": run, "data.max_tokens": 5}, r"data\.max_tokens=5 is of a file"),
+        ({"algo": "dpo", "data": __file__, "data.min_reward": 0.5}, r"data\.min_reward=0\.5 is of a recorded run"),
+        ({"algo": "dpo", "data": __file__, "data.status": "aborted"}, r"data\.status=aborted is of a recorded run"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            api.train(data=file, run_dir=str(tmp_path / "run"), **settings)
+            api.train(**{"data": file, "run_dir": str(tmp_path / "run")} | settings)

@@ -19,7 +19,7 @@ from agentrl.sessions.tree.perspective import group_seen_by
 from agentrl.train.driver.resuming import as_read_today, check_formats
 from agentrl.train.record import kept_code, ledger, provenance
 from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import read_rows
+from agentrl.train.record.files import read_metrics, read_rows
 from agentrl.train.record.ledger import Entry
 from agentrl.train.record.provenance import Published, Trained
 from agentrl.train.record.seals import METRICS
@@ -91,7 +91,7 @@ class Recorded:
             if not (run / needed).is_file():
                 raise ConfigError(f"{str(run)!r}: no run there that was trained ({needed} is missing)")
         check_formats(run)
-        rows = read_rows(run / METRICS)
+        rows = read_metrics(run / METRICS)
         last = max((int(row["step"]) for row in rows), default=0)
         entries = [entry for entry in ledger.read(run) if entry.step <= last]
         published: list[tuple[int, Published]] = []
