@@ -23,7 +23,7 @@ from pydantic_core import core_schema
 
 from agentrl.common.imports import load
 from agentrl.config.secrets import declared_values, know, own_values, public
-from agentrl.errors import UnknownName, UntrustedCode
+from agentrl.errors import ConfigError, UnknownName, UntrustedCode
 from agentrl.types import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -253,3 +253,15 @@ class OfPlugin:
         if isinstance(section, Mapping) and self.preset and self.chosen(section) == self.preset[self.key]:
             section = {**self.preset, **section}
         return own.model_validate(section) if isinstance(section, Mapping) else section
+
+
+def named_folder(settings: Mapping[str, Any], key: str) -> str | None:
+    """Return the folder that settings name which are not validated yet, with `~` as the user's; None: they name none.
+
+    Raises:
+        ConfigError: the name is empty, as that of an unset variable is.
+    """
+    name = settings.get(key)
+    if name == "":
+        raise ConfigError(f"{key}='' is empty; give it a value, or leave it out")
+    return None if name is None else os.path.expanduser(str(name))
