@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.sessions.gateway.google.tools import choice, json_schema, keep, read_tools, rename_fields
+from agentrl.sessions.gateway.google.fields import keep, rename_fields
+from agentrl.sessions.gateway.google.tools import choice, json_schema, read_tools
 from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
 from agentrl.sessions.gateway.http.bodies import Body, History
 from agentrl.sessions.gateway.limits import Limits
