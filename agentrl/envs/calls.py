@@ -1,6 +1,6 @@
 """Calling an environment's methods as a run does: sync or async, answers checked, failures attributed.
 
-Whose fault a failure is, is in `methods`; how episodes are saved and forked in `saving`.
+Whose fault a failure is, is in `attribution`; how episodes are saved and forked in `saving`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from agentrl import faults, tracing
 from agentrl.attachments import critic_view as attached_view
 from agentrl.common.pictures import url_of
 from agentrl.common.plain import missing, plain
+from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env, RewardMark, reward_methods, reward_value
 from agentrl.envs.closing import close_in_time
 from agentrl.envs.context import context_of
 from agentrl.envs.fixtures import Fixture
-from agentrl.envs.methods import blamed, call_method, compute_reward
+from agentrl.envs.methods import call_method, compute_reward
 from agentrl.envs.reward_marks import close_gates, gates_first
 from agentrl.envs.saving import fork as fork
 from agentrl.envs.saving import restore as restore

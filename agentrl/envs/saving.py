@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.envs.added_tools import add_tools
+from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env
 from agentrl.envs.context import context_of
-from agentrl.envs.methods import blamed, call_method
+from agentrl.envs.methods import call_method
 from agentrl.envs.state import EnvState, plain, resolve
 from agentrl.errors import EnvError, InvalidInput, StateUnsupported
 from agentrl.tools.registry import ToolFailure

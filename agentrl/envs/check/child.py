@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs import methods
+from agentrl.envs import attribution
 from agentrl.envs.base import Env
 from agentrl.envs.check import canary, places
 from agentrl.envs.check.circumstances import name_of
@@ -82,7 +82,7 @@ def check_in_child(job: CheckJob, send: Connection, shared: SharedLabel, folder:
     log = logging.getLogger(TOOL_LOGGER)
     log.setLevel(logging.DEBUG)
     log.handlers, log.propagate = [monitor], False
-    methods.watch.set(monitor)
+    attribution.watch.set(monitor)
     try:
         make = _factory(job, monitor)
     except EnvError as error:

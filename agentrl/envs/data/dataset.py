@@ -1,7 +1,7 @@
 """A data set as a user names it: a file, a folder in Hugging Face's layout, or one of the hub, and what of it is taken.
 
 A folder's files belong to the split whose name is a word of their path (`data/train-00000-of-00002.parquet`,
-`test.jsonl`); a README.md that declares files and splits comes first. Where there is none for `eval`, the
+`test.jsonl`); a README.md that declares files and splits (`card`) comes first. Where there is none for `eval`, the
 other files have both splits, and `splits.divide` decides. Files of the hub are streamed: what is not read is not
 transferred.
 """
@@ -11,19 +11,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
-
 from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
-from agentrl.envs.data import hub
+from agentrl.envs.data import card, hub
 from agentrl.envs.data.conditions import conditions, fits
 from agentrl.envs.data.rows import ENDINGS, ending_of, parse_rows
 from agentrl.errors import ConfigError, suggest
@@ -40,10 +37,6 @@ SHOWN = 5
 ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 """Files that the library `datasets` writes about a data set beside its rows, and beside `state.json`."""
 SPLIT_WORDS = EVAL_WORDS.union(*WORDS["train"])
-CARD = "README.md"
-DEFAULT_CONFIG = "default"
-MOST_TEXT = 1 << 20
-"""Characters of a card that are read."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +163,12 @@ class Dataset:
     @cached_property
     def _declared(self) -> dict[str, str] | None:
         """The split of each file that the data set's card declares; None where it declares none."""
-        if CARD not in self._found or len(self._found) == 1:
+        if card.NAME not in self._found or len(self._found) == 1:
             return None
-        with closing(self._open(CARD)) as file:
-            text = file.read(MOST_TEXT).decode("utf-8", "replace")
+        with closing(self._open(card.NAME)) as file:
+            text = file.read(card.MOST_TEXT).decode("utf-8", "replace")
         try:
-            return declared_files(text, self.config, [*filter(_is_data, self._found)])
+            return card.declared_files(text, self.config, [*filter(_is_data, self._found)])
         except KeyError as error:
             raise ConfigError(
                 f"env.path = {self.path!r}: it has several configurations: say which one with env.config= (there are "
@@ -250,59 +243,3 @@ def _value(row: Row, name: str, place: str) -> Any:
             raise ConfigError(f"{place}: there is no column {name!r}{hint} (columns: {', '.join(row)})")
         found = found[part]
     return found
-
-
-def declared_files(card: str, config: str, names: Sequence[str]) -> dict[str, str] | None:
-    """The split of each file that a card declares; None where it declares none.
-
-    Args:
-        card: the text of the README.md.
-        config: which configuration; '': the only one, or that of the name `default`, or one with `default: true`.
-        names: the data set's files.
-
-    Raises:
-        KeyError: there are several, and none of that name; its arguments are their names.
-    """
-    found = {str(each.get("config_name", DEFAULT_CONFIG)): each for each in _configs(card)}
-    if not found:
-        return None
-    named = [name for name, each in found.items() if each.get("default") is True]
-    chosen = config or next((name for name in (*named, DEFAULT_CONFIG) if name in found), next(iter(found)))
-    if chosen not in found or (not config and len(found) > 1 and chosen not in (*named, DEFAULT_CONFIG)):
-        raise KeyError(*sorted(found))
-    patterns = list(_patterns(found[chosen].get("data_files")))
-    files = {name: split for split, pattern in patterns for name in names if _fits_pattern(name, pattern)}
-    return files or None
-
-
-def _configs(card: str) -> list[Mapping[str, Any]]:
-    """The configurations with files of their own."""
-    parts = card[:MOST_TEXT].removeprefix("\ufeff").replace("\r\n", "\n").split("\n---", 1)
-    if len(parts) < 2 or not parts[0].startswith("---"):
-        return []
-    try:
-        about = yaml.safe_load(parts[0][3:])
-    except yaml.YAMLError:
-        return []
-    found = about.get("configs") if isinstance(about, Mapping) else None
-    return [each for each in found or () if isinstance(each, Mapping) and each.get("data_files")]
-
-
-def _patterns(given: Any) -> Iterator[tuple[str, str]]:
-    """The patterns of files, each with its split."""
-    if isinstance(given, str):
-        yield "train", given
-    elif isinstance(given, Mapping):
-        for split, paths in given.items():
-            yield from ((str(split), path) for path in ([paths] if isinstance(paths, str) else paths))
-    else:
-        for each in given or ():
-            if isinstance(each, str):
-                yield "train", each
-            elif isinstance(each, Mapping):
-                yield from _patterns({str(each.get("split", "train")): each.get("path", [])})
-
-
-def _fits_pattern(name: str, pattern: str) -> bool:
-    pattern = pattern.removeprefix("./")
-    return fnmatchcase(name, pattern) or fnmatchcase(name, pattern.replace("**/", ""))

@@ -20,10 +20,10 @@ import orjson
 
 from agentrl.common.untrusted import safe_json
 from agentrl.envs import calls
+from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env
 from agentrl.envs.data.mixture import Mixture
 from agentrl.envs.data.splits import TaskList
-from agentrl.envs.methods import blamed
 from agentrl.types import Task
 
 KEY = "data"

@@ -17,7 +17,7 @@ from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.guard import GuardedTokenizer, MarkupGuard
 from agentrl.sessions.renderers.proof.probe import Whole
-from agentrl.sessions.renderers.template import as_wire
+from agentrl.sessions.renderers.wire import as_wire
 from agentrl.types import Message
 
 
