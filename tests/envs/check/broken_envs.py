@@ -259,7 +259,7 @@ class GivingDataAway(Till):
 
 made("expert", "task 'train-1': the expert got right = 0.0 instead of 1", expert=lambda self, said: "4")
 made("scores", "saying nothing is rewarded: silent agent 1.00", right=agentrl.reward(lambda self, session: 1))
-made("rewarded", "no episode was rewarded", right=lambda self, session: 1)
+made("rewarded", "no episode was rewarded", right=None)
 
 
 @fault("ranges", "outside return_range 0 to 1")
