@@ -71,12 +71,12 @@ class TensorMatch:
                 "of another shape",
                 (f"{name} {tuple(held)}, not {tuple(wanted)}" for name, held, wanted in self.mismatched),
             ),
-            _name("other than the tensor that tie_word_embeddings ties it to", _untied(model)),
+            _name("other than the tensor that tie_word_embeddings ties it to", _list_untied(model)),
         ]
         return "; ".join(filter(None, said))
 
 
-def _untied(model: Any) -> Iterable[str]:
+def _list_untied(model: Any) -> Iterable[str]:
     """The tensors that a configuration ties and transformers has not, since the files hold others: servers tie them."""
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     return set(tied) - set(model.all_tied_weights_keys)

@@ -23,7 +23,7 @@ def reply(exchange: Exchange) -> bytes:
     for call in choice.message.tool_calls or ():
         given = json.loads(call.function.arguments or "{}")
         blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": given})
-    usage = {"input_tokens": exchange.prompt_tokens, **_sampled(exchange)}
+    usage = {"input_tokens": exchange.prompt_tokens, **_count_sampled(exchange)}
     return encode_json({**_frame(exchange), **_stop(exchange), "content": blocks, "usage": usage})
 
 
@@ -55,7 +55,7 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
         yield _event("message_start", message=message)
     for piece in blocks.close():
         yield piece
-    yield _event("message_delta", delta=_stop(exchange), usage=_sampled(exchange))
+    yield _event("message_delta", delta=_stop(exchange), usage=_count_sampled(exchange))
     yield _event("message_stop")
 
 
@@ -97,7 +97,7 @@ def _frame(exchange: Exchange) -> dict[str, Any]:
     return {"id": f"msg_{exchange.reply_id}", "type": "message", "role": "assistant", "model": exchange.request.model}
 
 
-def _sampled(exchange: Exchange) -> dict[str, Any]:
+def _count_sampled(exchange: Exchange) -> dict[str, Any]:
     (choice,) = exchange.choices
     thoughts = {"thinking_tokens": choice.reasoning_tokens}
     return {"output_tokens": len(choice.turn.token_ids), "output_tokens_details": thoughts}
