@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from agentrl.common.imports import load
 from agentrl.config import RunConfig
+from agentrl.config.sections import named_folder
 from agentrl.errors import ConfigError
 from agentrl.overrides import fields, merge, merge_settings, parse_words, read_yaml, spread, validate
-from agentrl.train.record.files import named_folder
 
 
 def build(*words: str) -> RunConfig:

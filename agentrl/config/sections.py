@@ -23,7 +23,7 @@ from pydantic_core import core_schema
 
 from agentrl.common.imports import load
 from agentrl.config.secrets import declared_values, know, own_values, public
-from agentrl.errors import UnknownName, UntrustedCode
+from agentrl.errors import ConfigError, UnknownName, UntrustedCode
 from agentrl.types import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -146,6 +146,18 @@ PathText = Annotated[str, AfterValidator(os.path.expanduser)]
 NAMED = BeforeValidator(_by_name)
 LISTED = BeforeValidator(_as_list)
 """Of a tuple of texts: one text alone is a tuple of one."""
+
+
+def named_folder(settings: Mapping[str, Any], key: str) -> str | None:
+    """Return the folder that settings name which are not validated yet, with `~` as the user's; None: they name none.
+
+    Raises:
+        ConfigError: the name is empty, as that of an unset variable is.
+    """
+    name = settings.get(key)
+    if name == "":
+        raise ConfigError(f"{key}='' is empty; give it a value, or leave it out")
+    return None if name is None else os.path.expanduser(str(name))
 
 
 def name_section(key: str, said: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from agentrl.config import MODEL, START, RunConfig
 from agentrl.config.secrets import HIDDEN, public, without_secrets
+from agentrl.config.sections import named_folder
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, value_at
 from agentrl.train.algorithms import make_algorithm
@@ -36,7 +37,6 @@ from agentrl.train.plan.dry_run import describe_run
 from agentrl.train.plan.preflight import WrittenLater, check_evaluation, check_training
 from agentrl.train.record import chain
 from agentrl.train.record.chain import BEST, STAGES, ChainRecord, StageKind, StageRecord, StageState, settings_hash
-from agentrl.train.record.files import named_folder
 
 UNKNOWN = RunConfig.model_validate({"env": "unknown"})
 """The configuration of a stage of which something is wrong, for those after it to be planned."""

@@ -9,10 +9,10 @@ from typing import Any
 from agentrl.config import AlgoConfig, RunConfig
 from agentrl.config.policies import SCRIPTS
 from agentrl.config.secrets import list_hidden
+from agentrl.config.sections import named_folder
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
-from agentrl.train.record.files import named_folder
 
 TINY = "tiny"
 ADAPTERS_RATE, FULL_RANK = 10, 16

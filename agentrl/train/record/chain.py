@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.common import formats
+from agentrl.config.sections import named_folder
 from agentrl.errors import ConfigError
-from agentrl.train.record.files import named_folder
 
 NAME = "chain.json"
 STAGES = "stages"

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -108,18 +108,6 @@ def remove(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.rename(away)
         shutil.rmtree(away, ignore_errors=True)
-
-
-def named_folder(settings: Mapping[str, Any], key: str) -> str | None:
-    """Return the folder that settings name which are not validated yet, with `~` as the user's; None: they name none.
-
-    Raises:
-        ConfigError: the name is empty, as that of an unset variable is.
-    """
-    name = settings.get(key)
-    if name == "":
-        raise ConfigError(f"{key}='' is empty; give it a value, or leave it out")
-    return None if name is None else os.path.expanduser(str(name))
 
 
 def run_path(env: str, run_dir: str | None, rerun: str | None = None, prefix: str = "") -> Path:

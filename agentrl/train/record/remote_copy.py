@@ -30,12 +30,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentrl.common import formats
+from agentrl.config.sections import named_folder
 from agentrl.errors import ConfigError
 from agentrl.train.display.console import Display
 from agentrl.train.driver import resuming
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import kept_code, provenance, ratings, seals
-from agentrl.train.record.files import named_folder
 from agentrl.train.record.seals import HELD_OUT, LOSSES, STREAM
 
 RUN_FILES = (

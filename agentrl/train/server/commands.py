@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.common import cores
 from agentrl.common.concurrency import cancel_on
+from agentrl.config.sections import named_folder
 from agentrl.errors import ConfigError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import merge, validate
-from agentrl.train.record.files import named_folder, write_atomically
+from agentrl.train.record.files import write_atomically
 from agentrl.train.record.lock import RunLock
 from agentrl.train.server.config import ServeTrainingConfig
 

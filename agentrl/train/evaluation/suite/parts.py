@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.config.sections import named_folder
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import Tree, merge, read_yaml, spread, validate
 from agentrl.train.driver.setup import complete
 from agentrl.train.evaluation.evaluate import refuse_ignored
-from agentrl.train.record.files import named_folder
 
 OF_PARTS = ("env", "eval", "rollout", "rewards", "sandbox", "seed")
 """Sections that a part may set."""
