@@ -74,7 +74,7 @@ def put(tree: Tree, dotted: str, value: Any) -> None:
     if isinstance(here, dict) and not isinstance(value, dict):
         here["name"] = value
     else:
-        tree[last] = value
+        tree[last] = merge(here, value) if isinstance(here, dict) else value
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Tree:
@@ -106,9 +106,13 @@ def merge_settings(words: Sequence[str] = (), file: str | Path | None = None) ->
 
 
 def spread(dotted: Mapping[str, Any]) -> Tree:
-    """A tree from dotted keys."""
+    """A tree from dotted keys; a ConfigError says where two of them are for one setting."""
     tree: Tree = {}
+    given: set[str] = set()
     for key, value in dotted.items():
+        if twice := given & (own := set(_leaves(key, value))):
+            raise ConfigError(f"{min(twice)!r} is given twice, by dotted keys and within a section")
+        given |= own
         put(tree, key, yaml_settings.to_plain_value(value))
     return tree
 
@@ -315,9 +319,7 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], tree: Mapping[str, A
         case "value_error":  # a rule of ours, between fields
             return (f"{key}: " if key else "") + detail["msg"].removeprefix("Value error, ")
         case "string_type" if isinstance(value, int | float):
-            return (
-                f"{key}={value!r}: input should be a valid string; quoted, it is one: {key}='\"{str(value).lower()}\"'"
-            )
+            return f"{key}={value!r}: this should be a string; quoted, it is one: {key}='\"{str(value).lower()}\"'"
         case "tuple_type":
             return f'{key}={value!r}: this is a list of values, such as [0.5, 2] or ["layers.?", "head.*"]'
         case _:

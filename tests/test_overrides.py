@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from agentrl.common.imports import load
 from agentrl.config import RunConfig
+from agentrl.config.sections import named_folder
 from agentrl.errors import ConfigError
 from agentrl.overrides import fields, merge, merge_settings, parse_words, read_yaml, spread, validate
-from agentrl.train.record.files import named_folder
 
 
 def build(*words: str) -> RunConfig:
@@ -173,6 +173,9 @@ def test_a_tilde_is_the_users_folder_before_and_after_settings_are_validated(
 
 def test_dotted_keys_spread_into_a_tree() -> None:
     assert spread({"a.b": 1, "a.c": 2, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
+    assert spread({"a.b": 1, "a": {"c": 2}}) == spread({"a": {"c": 2}, "a.b": 1}) == {"a": {"b": 1, "c": 2}}
+    with pytest.raises(ConfigError, match=r"'a\.b' is given twice"):  # a section replaced what stood above it
+        spread({"a.b": 1, "a": {"b": 2}})
 
 
 @pytest.mark.slow

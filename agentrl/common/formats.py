@@ -115,8 +115,9 @@ def address_to_read(path: Path | str) -> str:
     A reader makes files for the log beside it. Where the folder can't be written (a disk mounted read-only, somebody
     else's run), and there is no log, the database is read as one that nobody writes.
     """
-    file = Path(path)
-    is_final = not os.access(file.resolve().parent, os.W_OK) and not Path(f"{path}-wal").exists()
+    log, index = Path(f"{path}-wal"), Path(f"{path}-shm")
+    is_whole = not log.exists() or not (log.stat().st_size or index.exists())
+    is_final = is_whole and not os.access(Path(path).resolve().parent, os.W_OK)
     return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if is_final else ''}"
 
 

@@ -148,6 +148,18 @@ LISTED = BeforeValidator(_as_list)
 """Of a tuple of texts: one text alone is a tuple of one."""
 
 
+def named_folder(settings: Mapping[str, Any], key: str) -> str | None:
+    """Return the folder that settings name which are not validated yet, with `~` as the user's; None: they name none.
+
+    Raises:
+        ConfigError: the name is empty, as that of an unset variable is.
+    """
+    name = settings.get(key)
+    if name == "":
+        raise ConfigError(f"{key}='' is empty; give it a value, or leave it out")
+    return None if name is None else os.path.expanduser(str(name))
+
+
 def name_section(key: str, said: str) -> str:
     """Return what is wrong with a plug-in with its section as it was given: `policies.b.trainer`, not `trainer`.
 
@@ -253,15 +265,3 @@ class OfPlugin:
         if isinstance(section, Mapping) and self.preset and self.chosen(section) == self.preset[self.key]:
             section = {**self.preset, **section}
         return own.model_validate(section) if isinstance(section, Mapping) else section
-
-
-def named_folder(settings: Mapping[str, Any], key: str) -> str | None:
-    """Return the folder that settings name which are not validated yet, with `~` as the user's; None: they name none.
-
-    Raises:
-        ConfigError: the name is empty, as that of an unset variable is.
-    """
-    name = settings.get(key)
-    if name == "":
-        raise ConfigError(f"{key}='' is empty; give it a value, or leave it out")
-    return None if name is None else os.path.expanduser(str(name))

@@ -140,6 +140,8 @@ def failure(path: str, error: Exception) -> StoreError:
     if "no such table: calls" in str(error):
         return StoreError(f"{path!r} was written before stores kept which tools were called; --grep finds their names")
     mend = "; make room on that disk, and give the command again" if "disk is full" in str(error) else ""
+    if "malformed" in str(error):
+        mend = "; `agentrl sessions RUN --salvage NEW.db` writes what of it is whole into a new store"
     if "unable to open" in str(error) and Path(f"{path}-wal").exists():
         mend = "; the end of it is in its log (-wal), which is read where its folder can be written: copy both there"
     return StoreError(f"session store {path!r}: {error}{mend}")

@@ -177,7 +177,7 @@ def _recipe(env: str, model: str) -> Tree:
             settings["warm_start.steps"] = TINY_WARM_START
     suits = getattr(target, "recipe", None)
     own = _read_recipe(env, suits, model) if callable(suits) else {}
-    return _in_parts(spread(settings | own), spread(own))
+    return _in_parts(merge(spread(settings), spread(own)), spread(own))
 
 
 def _read_recipe(env: str, suits: Callable[[str], Any], model: str) -> dict[str, Any]:
