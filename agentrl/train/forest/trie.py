@@ -117,7 +117,7 @@ class Stamps:
             stamp[span.start : span.end] = self.number(Stamp(temperature, span.version, view))
         trainable = np.array(node.trainable, dtype=bool)
         conditions = self.declared.apart(session, node) if self.declared.has_apart else []
-        if drawn := drawn_by(node):
+        if drawn := conditions_of(node):
             conditions = [(*other, *own) for own, other in zip(drawn, conditions or [()] * key.size, strict=True)]
         for place in np.flatnonzero(trainable) if conditions else ():
             sampled = self._numbered[stamp[place] - 1]
@@ -187,7 +187,7 @@ def list_supports(node: Node) -> support.Support | None:
     return support.unpack(node.attachments[support.NAME])
 
 
-def drawn_by(node: Node) -> list[tuple[bytes, ...]]:
+def conditions_of(node: Node) -> list[tuple[bytes, ...]]:
     """For each token of a node what, besides temperature and version, it was drawn by; empty where that is nothing."""
     found = list_supports(node)
     if found is None or node.sampling is None:
