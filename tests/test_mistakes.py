@@ -123,7 +123,7 @@ MISTAKES = {
     "train env=empty.py": ["E has no tasks in the split 'train'"],
     "train env=empty_generator.py": ["E has no tasks in the split 'train'"],
     "train env=empty_eval.py": ["E has no tasks in the split 'eval'"],
-    "train env=nothing.py": ["E.tasks", "NoneType"],
+    "train env=nothing.py": ["E.tasks", "returned None"],
     "train env=numbers.py": ["E.tasks gave 1", "mapping"],
     "train env=no_train.py": ["no split 'train'", "splits: test"],
     "train env=text_splits.py": ["E.splits", "'train'"],
@@ -181,7 +181,7 @@ MISTAKES = {
     "train env=calculator algo=agentrl.types:Session": ["no algorithm"],
     "train env=calculator policy=expert": ["policy='expert'", "agentrl eval"],
     # agent programs
-    "train env=calculator agent=": ["agent=''", "path.py:function"],
+    "train env=calculator agent=": ["agent=''", "is empty"],
     "train env=calculator agent=nofile.py:solve": ["no file 'nofile.py'"],
     "train env=calculator agent=agent.py:solv": ["no 'solv'", "did you mean 'solve'"],
     "train env=calculator agent=agent.py:plain": ["agent.py:plain", "async def"],
