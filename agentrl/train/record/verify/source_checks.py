@@ -16,6 +16,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.offline import held_out
 from agentrl.train.offline.source import ReadData, prepare_data, read_data
+from agentrl.train.record.files import are_same
 from agentrl.train.record.verify.recorded import Recorded, Row
 from agentrl.train.record.verify.report import Check, Discrepancy
 from agentrl.types import Node, Session
@@ -105,9 +106,11 @@ def _compares_pairs(algo: AlgoConfig) -> bool:
 
 
 def _other_metrics(step: int, measured: Mapping[str, Any], row: Row) -> list[Discrepancy]:
-    named = [(name, f"eval/{name}") for name in measured if f"eval/{name}" in row]
-    return [
-        Discrepancy(f"{held_out.NAME}, step {step}", f"{name} is {measured[name]}, and metrics.jsonl has {row[key]}")
-        for name, key in named
-        if measured[name] != row[key]
-    ]
+    found = []
+    for name in measured:
+        if f"eval/{name}" in row:
+            value, shown = math.nan if measured[name] is None else measured[name], row[f"eval/{name}"]
+            if not are_same(value, shown):
+                words = f"{name} is {value}, and metrics.jsonl has {shown}"
+                found.append(Discrepancy(f"{held_out.NAME}, step {step}", words))
+    return found
