@@ -93,7 +93,7 @@ class Section(BaseModel):
         for name in data if isinstance(data, Mapping) and cls.__module__.startswith("agentrl.") else ():
             field = cls.model_fields.get(name) if data[name] == "" else None
             if field is not None and _kinds(field.annotation) == {str, type(None)}:
-                raise ValueError(f"{name}='' is empty; give it a value, or leave it out")
+                raise ValueError(_describe_empty(name))
         return data
 
     @model_validator(mode="before")
@@ -148,6 +148,10 @@ LISTED = BeforeValidator(_as_list)
 """Of a tuple of texts: one text alone is a tuple of one."""
 
 
+def _describe_empty(key: str) -> str:
+    return f"{key}='' is empty; give it a value, or leave it out"
+
+
 def named_folder(settings: Mapping[str, Any], key: str) -> str | None:
     """Return the folder that settings name which are not validated yet, with `~` as the user's; None: they name none.
 
@@ -156,7 +160,7 @@ def named_folder(settings: Mapping[str, Any], key: str) -> str | None:
     """
     name = settings.get(key)
     if name == "":
-        raise ConfigError(f"{key}='' is empty; give it a value, or leave it out")
+        raise ConfigError(_describe_empty(key))
     return None if name is None else os.path.expanduser(str(name))
 
 
