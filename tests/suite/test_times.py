@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 
-from tests.suite.times import MARK, Memory, Tree
+from tests.suite.times import MARK, WAITED_SECONDS, Memory, Tree, ready_seconds
 
 BUSY = """
 import sys, time
@@ -61,3 +62,13 @@ def test_a_process_that_grows_has_at_most_what_is_resident() -> None:
         own = psutil.Process()
         most = memory.look()
         assert most <= 1.1 * sum(one.memory_info().rss for one in [own, *own.children(recursive=True)]) / 1e6
+
+
+def test_a_thread_that_sleeps_waits_and_one_that_computes_is_ready_even_where_it_has_no_core() -> None:
+    began, ready = time.monotonic(), ready_seconds()
+    time.sleep(0.3)
+    assert time.monotonic() - began - (ready_seconds() - ready) > 0.25
+    began, ready, cpu = time.monotonic(), ready_seconds(), time.thread_time()
+    while time.thread_time() - cpu < 0.3:
+        sum(range(1000))
+    assert time.monotonic() - began - (ready_seconds() - ready) < WAITED_SECONDS

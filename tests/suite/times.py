@@ -34,7 +34,7 @@ LOOK_SECONDS = 1.0
 MOMENT = 0.02
 """Seconds for which a reading of CPU seconds serves as a phase ends: what a shorter one spends is the next one's."""
 WAITED_SECONDS = 0.1
-"""A phase that took so much longer than what it computed has waited, for a core or for something else."""
+"""A phase for so much of which its thread neither computed nor waited for a core has waited for something else."""
 OPENS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "socket.bind"})
 """Audit events of what a busy machine may make late."""
 
@@ -167,6 +167,14 @@ def _share_mb(process: int) -> float:
     return 0.0
 
 
+def ready_seconds() -> float:
+    """Seconds for which this thread was on a core or waited for one; 0 where the kernel does not tell."""
+    with contextlib.suppress(OSError):
+        running, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
+        return (int(running) + int(queued)) / 1e9
+    return 0.0
+
+
 class Times:
     """The plug-in of one worker."""
 
@@ -203,13 +211,13 @@ class Times:
 
     @contextlib.contextmanager
     def _measured(self, name: str, phase: str) -> Iterator[None]:
-        began, cpu = time.monotonic(), self._cpu_seconds(LOOK_SECONDS)
+        began, ready, cpu = time.monotonic(), ready_seconds(), self._cpu_seconds(LOOK_SECONDS)
         outer, self._peak, opened = self._peak, self._held, self._opened
         try:
             yield
         finally:
             seconds, used = time.monotonic() - began, self._cpu_seconds(MOMENT) - cpu
-            waits = self._opened > opened or seconds - used > WAITED_SECONDS
+            waits = self._opened > opened or seconds - (ready_seconds() - ready) > WAITED_SECONDS
             line = Spent(name, phase, round(seconds, 3), round(used, 3), round(self._peak, 3), waits)
             self._peak = max(self._peak, outer)
             self._file.write(json.dumps(line.__dict__) + "\n")
