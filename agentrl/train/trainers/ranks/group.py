@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from agentrl import cluster, watchdog
-from agentrl.cluster import Address, Resources, Role, Worker
+from agentrl.cluster import Address, Role, Worker
 from agentrl.rollout.weights.group import meeting_at
 from agentrl.train.trainers.ranks.calls import RankCalls
 from agentrl.train.trainers.ranks.worker import SECOND, RankSettings, beat_key
@@ -96,51 +96,17 @@ class Ranks(RankCalls):
                 watchdog.progress()  # all ranks run, and the call has a deadline of its own
 
 
-def start_ranks(
-    roles: Sequence[RankSettings],
-    timeout: float,
-    threads: int | None = None,
-    environment: Mapping[str, str] | None = None,
-    *,
-    gpu: bool = False,
-    together: int = 1,
-    loads: Sequence[str] = (),
-    apart: str = "",
-) -> Ranks:
-    """Start ranks, which join each other at a store in this process.
-
-    Args:
-        roles: one for each rank, their `store` left empty.
-        timeout: seconds that a call may take.
-        threads: CPU threads of each rank; None leaves it to the environment.
-        environment: variables of the ranks beside their node's.
-        gpu: whether each occupies a GPU.
-        together: how many consecutive ranks are on one node.
-        loads: modules that they will need, for where they are forked.
-        apart: of `Role`.
+def start_ranks(settings: RankSettings, role: Role, together: int) -> Ranks:
+    """Start ranks by a role, so many consecutive ones on one node; they join each other at a store in this process.
 
     Raises:
         ConfigError: the cluster has no room for them.
         TrainerError, TrainerTimeout: a rank could not be started.
     """
-    here = cluster.current()
+    here, placed = cluster.current(), list[Role]()
     store = meeting_at(here.host)
-    for role in roles:
-        store.set(beat_key(role.rank), "0")
-    meeting = f"{here.host}:{store.port}"
-    variables = {**({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}), **(environment or {})}
-    placed = [
-        Role(
-            "trainer",
-            "agentrl.train.trainers.ranks.worker:RankRole",
-            (replace(role, store=meeting),),
-            name=f"rank {role.rank} of {role.ranks}",
-            resources=Resources(gpus=int(gpu)),
-            threads=threads,
-            environment=variables,
-            loads=loads,
-            apart=apart,
-        )
-        for role in roles
-    ]
-    return Ranks(here.spawn_together(placed, together), timeout, store)
+    for rank in range(settings.ranks):
+        store.set(beat_key(rank), "0")
+        own = replace(settings, rank=rank, store=f"{here.host}:{store.port}")
+        placed.append(replace(role, arguments=(own,), name=f"rank {rank} of {settings.ranks}"))
+    return Ranks(here.spawn_together(placed, together), settings.timeout, store)

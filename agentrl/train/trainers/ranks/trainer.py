@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl import cluster
-from agentrl.cluster import Address
+from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.placement.inventory import on_gpus
 from agentrl.common import cores
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
@@ -170,18 +170,17 @@ class RankTrainer(RankComputing):
         self.device = "cuda" if on_gpus else "cpu"
         self.threads = None if on_gpus else cores.choose_threads(config.threads, cores.share(count, path))
         self.deterministic = not on_gpus
-        roles = [RankSettings(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
-        loads = () if on_gpus else (loaded,)
-        self.ranks = start_ranks(
-            roles,
-            timeout,
-            self.threads,
-            environment,
-            gpu=on_gpus,
-            together=together,
-            loads=loads,
-            apart=loaded if apart and loads else "",
+        hidden = {} if on_gpus else {"CUDA_VISIBLE_DEVICES": ""}
+        role = Role(
+            "trainer",
+            "agentrl.train.trainers.ranks.worker:RankRole",
+            resources=Resources(gpus=int(on_gpus)),
+            threads=self.threads,
+            environment={**hidden, **(environment or {})},
+            loads=() if on_gpus else (loaded,),
+            apart=loaded if apart and not on_gpus else "",
         )
+        self.ranks = start_ranks(RankSettings(0, count, "", builder, layout, timeout, seed), role, together)
         self.scratch = cluster.current().logs
         try:
             if first is not None:
