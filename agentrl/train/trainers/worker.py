@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentrl import cluster
 from agentrl.cluster import Resources, Role
-from agentrl.config import AlgoConfig, ClusterConfig, LoraConfig, TrainerConfig
+from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.train.algorithms import Algorithm, algorithm_settings, make_algorithm
 from agentrl.train.trainers import TRAINERS, AdapterTrainer, Averager, MemoryReleasing, Trainer, make_trainer
@@ -27,18 +27,9 @@ if TYPE_CHECKING:
 class TrainerRole(RankRole):
     """A worker that makes a trainer and calls it."""
 
-    def __init__(
-        self,
-        path: Path,
-        config: TrainerConfig,
-        algo: AlgoConfig,
-        total_steps: int,
-        seed: int,
-        prove: str | None,
-        lora: LoraConfig | None = None,
-    ) -> None:
+    def __init__(self, path: Path, config: TrainerConfig, algo: AlgoConfig, more: Mapping[str, Any]) -> None:
         self._number = 0
-        self._rank = make_trainer(path, config, algo, total_steps=total_steps, seed=seed, prove=prove, lora=lora)
+        self._rank = make_trainer(path, config, algo, **more)
 
     def begin(self, algo: Mapping[str, Any], total_steps: int, whole: bool | None = None) -> None:
         """Begin a phase; `whole` is for a trainer of adapters."""
@@ -67,6 +58,10 @@ class TrainerRole(RankRole):
     def parts(self) -> dict[str, SavedAdapter]:
         found = cast("dict[str, SavedAdapter]", getattr(self._rank, "parts", dict)())
         return {kind: part.copied() for kind, part in found.items()}
+
+    def set_base(self, folder: Path) -> None:
+        if isinstance(self._rank, AdapterTrainer):
+            self._rank.set_base(folder)
 
     def facts(self) -> tuple[int, int | None, bool]:
         """The trainer's version, CPU threads of each of its processes, and whether it is deterministic."""
@@ -118,22 +113,14 @@ class WorkerTrainer(WorkerComputing, RankTrainer):
     connection = WorkerConnection
 
     def __init__(
-        self,
-        settings: ClusterConfig,
-        path: Path,
-        config: TrainerConfig,
-        algo: AlgoConfig,
-        *,
-        total_steps: int = 1,
-        seed: int = 0,
-        prove: str | None = None,
-        lora: LoraConfig | None = None,
+        self, settings: ClusterConfig, path: Path, config: TrainerConfig, algo: AlgoConfig, **more: Any
     ) -> None:
+        """Start the worker; `make_trainer` describes all but the cluster's settings."""
         self.source, self.config = Path(path).absolute(), config
         role = Role(
             "trainer",
             f"{__name__}:TrainerRole",
-            (self.source, config, algo, total_steps, seed, prove, lora),
+            (self.source, config, algo, more),
             name=f"trainer={config.name}",
             resources=Resources(gpus=int(config.device == "cuda")),
             threads=config.threads,
@@ -141,7 +128,7 @@ class WorkerTrainer(WorkerComputing, RankTrainer):
         )
         self.ranks = Ranks([cluster.current().spawn(role)], settings.call_timeout)
         self.version, self.threads, self.deterministic = self.ranks.call("facts")
-        self.note_model(self.make_algorithm(algo), Division((0,), 1), lora)
+        self.note_model(self.make_algorithm(algo), Division((0,), 1), more.get("lora"))
 
     def make_algorithm(self, algo: AlgoConfig) -> Algorithm:
         return make_algorithm(algo)
