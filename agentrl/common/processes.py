@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 _roles: dict[int, str] = {}
 _sandboxes: dict[str, Callable[[], object]] = {}
@@ -110,3 +110,19 @@ def _parent(number: str) -> int | None:
     except (OSError, ValueError):
         return None
     return None if state in b"ZX" else int(parent)
+
+
+@contextlib.contextmanager
+def keep_handlers() -> Iterator[None]:
+    """Give signals to this process's own handlers again after a block in which a library sets its own.
+
+    `ray.init` makes SIGTERM end the process at once, by a handler of Python's and one of C++, so that a run that a
+    scheduler ends would save nothing; an environment of verifiers does the like.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # else none of Python's has been set
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,4 +1,4 @@
-"""Folders in the temporary folder that go with their process, killed ones included.
+"""Folders that are whole under their name, and temporary ones that go with their process, killed ones included.
 
 Weights take gigabytes, and a process that is killed removes nothing. The kernel releases its lock, though: the next
 process that needs such a folder removes those of this user whose lock is free.
@@ -10,11 +10,27 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 PREFIX = "agentrl-weights-"
 LOCK = ".lock"
+
+
+@contextmanager
+def write_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside another one, whose place it takes where the block doesn't raise."""
+    beside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 class ScratchFolder:

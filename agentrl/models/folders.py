@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from agentrl.common.scratch import write_folder
 from agentrl.common.untrusted import read_json
 from agentrl.errors import InvalidInput
 
@@ -97,13 +98,9 @@ def export_folder(path: Path, side_files: Mapping[str, bytes]) -> Iterator[Path]
         path: the Hugging Face folder to write; it replaces what was there.
         side_files: what `read_side_files` read from the model that the weights were made from.
     """
-    beside = path.with_name(path.name + ".partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    yield beside
-    write_side_files(side_files, beside)
-    shutil.rmtree(path, ignore_errors=True)
-    beside.replace(path)
+    with write_folder(path) as beside:
+        yield beside
+        write_side_files(side_files, beside)
 
 
 def pin(source: Path, own: Path) -> Path:
@@ -115,15 +112,11 @@ def pin(source: Path, own: Path) -> Path:
     Returns:
         `own`.
     """
-    beside = own.with_name(f".{own.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    write_side_files(read_side_files(source), beside)
-    for file in source.iterdir():
-        if file.is_file() and is_weights(file):
-            _link(file.resolve(), beside / file.name, copy=(source / "trainer").exists())
-    shutil.rmtree(own, ignore_errors=True)
-    beside.rename(own)
+    with write_folder(own) as beside:
+        write_side_files(read_side_files(source), beside)
+        for file in source.iterdir():
+            if file.is_file() and is_weights(file):
+                _link(file.resolve(), beside / file.name, copy=(source / "trainer").exists())
     return own
 
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.common.scratch import write_folder
 from agentrl.errors import InvalidInput
 
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -143,13 +143,9 @@ def build(path: Path, texts: Iterable[str], *, seed: int = 0, shape: TinyShape |
 
 def save_parts(path: Path, *parts: Callable[[Path], object]) -> Path:
     """Have tokenizer, model and what else there is written into a folder, beside and renamed; returns it."""
-    beside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    for part in parts:
-        part(beside)
-    shutil.rmtree(path, ignore_errors=True)
-    beside.rename(path)
+    with write_folder(path) as beside:
+        for part in parts:
+            part(beside)
     return path
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl.common.scratch import write_folder
 from agentrl.common.untrusted import read_json
 from agentrl.errors import ConfigError
 from agentrl.retrieval import bm25, dense
@@ -76,31 +75,28 @@ def build(
     np = bm25.load_numpy()
     if folder.exists() and not (folder / "manifest.json").is_file() and any(folder.iterdir()):
         raise ConfigError(f"index {str(folder)!r}: the folder holds something else; name a new one")
-    corpus, fresh = corpus.resolve(), folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    before = _stamp(corpus) if corpus.is_file() else None
-    offsets, digest = scan(corpus, progress)
-    np.save(fresh / "offsets.npy", np.asarray(offsets, np.uint64))
-    passages = Corpus(corpus, offsets)
-    counts = [min(shard, len(offsets) - start) for start in range(0, len(offsets), shard)]
-    for number, write in enumerate(_writers(passages, counts, options, progress)):
-        write(fresh / f"shard-{number:03}")
-    passages.close()
-    if before != _stamp(corpus):
-        raise ConfigError(f"corpus {str(corpus)!r}: the file changed while its index was built")
-    manifest = {
-        "format": FORMAT,
-        "retriever": "bm25" if options is None else "dense",
-        "options": {"k1": bm25.K1, "b": bm25.B} if options is None else asdict(options),
-        "passages": len(offsets),
-        "shards": counts,
-        "corpus": {"path": str(corpus), **_stamp(corpus), "sha256": digest},
-        "files": {name: _describe(fresh / name) for name in _files(fresh)},
-    }
-    (fresh / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(fresh, folder)
+    corpus = corpus.resolve()
+    with write_folder(folder) as fresh:
+        before = _stamp(corpus) if corpus.is_file() else None
+        offsets, digest = scan(corpus, progress)
+        np.save(fresh / "offsets.npy", np.asarray(offsets, np.uint64))
+        passages = Corpus(corpus, offsets)
+        counts = [min(shard, len(offsets) - start) for start in range(0, len(offsets), shard)]
+        for number, write in enumerate(_writers(passages, counts, options, progress)):
+            write(fresh / f"shard-{number:03}")
+        passages.close()
+        if before != _stamp(corpus):
+            raise ConfigError(f"corpus {str(corpus)!r}: the file changed while its index was built")
+        manifest = {
+            "format": FORMAT,
+            "retriever": "bm25" if options is None else "dense",
+            "options": {"k1": bm25.K1, "b": bm25.B} if options is None else asdict(options),
+            "passages": len(offsets),
+            "shards": counts,
+            "corpus": {"path": str(corpus), **_stamp(corpus), "sha256": digest},
+            "files": {name: _describe(fresh / name) for name in _files(fresh)},
+        }
+        (fresh / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def _writers(passages: Corpus, counts: list[int], options: DenseOptions | None, progress: Progress) -> Iterator[Any]:

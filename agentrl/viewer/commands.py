@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from agentrl.common.scratch import write_folder
 from agentrl.common.terminal import err, out, print_lines, print_part
 from agentrl.errors import ConfigError
 
@@ -197,17 +197,10 @@ def _write_pages(folder: Path, pages: Iterable[tuple[str, bytes]], told: Callabl
     """Write pages into a folder, in place of those of an earlier report; returns how many."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "index.html").is_file():
         raise ConfigError(f"--out={str(folder)!r}: it has files that are no report; give a new or an empty folder")
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    (beside / "sessions").mkdir(parents=True)
     count = 0
-    try:
+    with write_folder(folder) as beside:
+        (beside / "sessions").mkdir()
         for name, content in pages:
             (beside / name).write_bytes(content)
             told(count := count + 1)
-        if folder.exists():
-            shutil.rmtree(folder)
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return count

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +16,9 @@ import torch
 
 from agentrl import cluster, watchdog
 from agentrl.cluster import Cluster, Role, Worker
-from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
+from agentrl.config import AlgoConfig, ClusterConfig, LoraConfig, TrainerConfig
 from agentrl.errors import InfraError, InvalidInput, TrainerError, TrainerTimeout
+from agentrl.rollout.weights.buckets import ADAPTER
 from agentrl.train.algorithms.advantages.ppo import PpoConfig
 from agentrl.train.driver.recovery import find_death
 from agentrl.train.forest.forest import Forest
@@ -59,7 +61,7 @@ def started(config: TrainerConfig, folder: Path, algo: AlgoConfig = ALGO) -> Any
 
 
 def processes(trainer: Any) -> list[Worker]:
-    return [trainer.worker] if isinstance(trainer, WorkerTrainer) else trainer.ranks.workers
+    return list(trainer.ranks.workers)
 
 
 class Elsewhere:
@@ -232,3 +234,31 @@ def test_a_trainer_that_died_before_another_process_connects_is_a_trainers_error
         access = trainer.access()
     with pytest.raises(TrainerError, match="can't be reached"):
         access.open()
+
+
+def test_an_adapters_trainer_in_a_worker_has_the_parts_and_the_kept_base_of_one_in_this_process(
+    here: Cluster, model: Path, tmp_path: Path
+) -> None:
+    """There engines got whole weights, and each checkpoint after a warm start held the whole model."""
+    algo, found = AlgoConfig(lr=1e-3), []
+    lora = LoraConfig(rank=2)
+    for name in ("worker", "here"):
+        folder = tmp_path / name
+        made = partial(WorkerTrainer, ClusterConfig()) if name == "worker" else make_trainer
+        with closing(cast(Any, made(model, TORCH, algo, lora=lora))) as trainer:
+            trainer.begin(algo, 1, whole=True)
+            trainer.step(batch(0))
+            trainer.export(folder / "base")
+            trainer.set_base(folder / "base")
+            trainer.begin(algo, 1)
+            trainer.step(batch(1))
+            trainer.save(folder / "state")
+            part = trainer.parts()[ADAPTER]
+            state = torch.load(folder / "state", weights_only=True)
+            found.append(({name: tuple(map(_bytes, each)) for name, each in part.matrices.items()}, state["base"]))
+    assert found[0] == found[1]
+    assert all(any(b) for _, b in found[0][0].values())
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().numpy().tobytes()

@@ -30,9 +30,10 @@ from agentrl.cluster.placement.nodes import describe_nodes, nodes_of
 from agentrl.cluster.placement.plan import Demand, Wanted, place
 from agentrl.cluster.ray import variables
 from agentrl.cluster.ray.head import Head
-from agentrl.cluster.ray.joining import handlers_kept, in_a_line, require_answer, say_briefly
+from agentrl.cluster.ray.joining import in_a_line, require_answer, say_briefly
 from agentrl.cluster.ray.versions import require_same
 from agentrl.cluster.wire.connection import Address, Connection, connect
+from agentrl.common.processes import keep_handlers
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, brief, require_extra
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -376,7 +377,7 @@ def _join(address: str | None) -> None:
     _ray._private.worker.print_to_stdstream = say_briefly
     for left in reversed(range(STARTS)):
         try:
-            with handlers_kept():
+            with keep_handlers():
                 ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
         except (ConnectionError, ValueError) as error:

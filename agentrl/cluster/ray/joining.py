@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import ConfigError, brief
@@ -56,22 +53,6 @@ def require_answer(address: str, timeout: float = JOIN_SECONDS) -> None:
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
         raise _refusal(address, brief(last) or f"joining it ended with exit code {done.returncode}", done.stderr)
-
-
-@contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Within the block Ray is joined; afterwards signals go to this process's own handlers again.
-
-    `ray.init` makes SIGTERM end the process at once, by a handler of Python's and one of C++, so that a run that a
-    scheduler ends would save nothing.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():  # else `ray.init` has set none of Python's
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def say_briefly(message: Mapping[str, Any], *, ignore_prefix: bool = False) -> None:

@@ -27,7 +27,7 @@ from agentrl.common.imports import load
 from agentrl.common.untrusted import read_json
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.planning import planned_action
-from agentrl.envs.base import Env
+from agentrl.envs.adapters.seeded import EVAL_SEEDS, ActionEnv, say
 from agentrl.errors import ConfigError, EnvError, InfraError, StateUnsupported, ToolArguments
 from agentrl.tools.schema import show_value
 from agentrl.tools.threads import run_in_thread, start
@@ -39,9 +39,6 @@ T = TypeVar("T")
 CUT_OFF = "a deadline cut a call of the environment off, which goes on: where it is now is not known"
 EXTRA = "gymnasium"
 ACT = "act"
-EVAL_SEEDS = 2**31
-"""The first seed of the split `eval`; training's begin at 0."""
-EVAL_TASKS = 200
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -69,7 +66,7 @@ def _close_idle() -> None:
         env.close()
 
 
-class Gymnasium(Env):
+class Gymnasium(ActionEnv):
     """An environment of Gymnasium, as in env=gymnasium:FrozenLake-v1; see docs/adapters.md."""
 
     _env: Any = None
@@ -144,10 +141,6 @@ class Gymnasium(Env):
 
     # ------------------------------------------------------------------ the episode
 
-    def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
-        return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
-
     async def reset(self, task: Task, *, seed: int | None = None) -> str:
         await self.close()
         idle = _idle[self._key]
@@ -157,14 +150,7 @@ class Gymnasium(Env):
         return "\n".join(filter(None, (self.prompt, self._text())))
 
     async def step(self, message: Message) -> StepResult:
-        if self.form == "text":
-            result = await self._take_text(message.text)
-        elif message.tool_calls:
-            result = await self.run_tools(message)
-        else:
-            result = StepResult([_user(f"Error: each turn is a call of the tool {ACT!r}")])
-        if result.reward is None:
-            result.reward = self.idle_reward
+        result = await super().step(message)
         if self._truncated:
             result.terminated, result.truncated = False, True
         return result
@@ -261,12 +247,12 @@ class Gymnasium(Env):
             try:
                 value = read_json(value)
             except ValueError:
-                return StepResult([_user(f"Error: action = {show_value(value)}: allowed: {self._allowed}")])
+                return StepResult([say(f"Error: action = {show_value(value)}: allowed: {self._allowed}")])
         try:
             reward, over = await self._take(value)
         except ToolArguments as error:
-            return StepResult([_user(f"Error: {error}")])
-        return StepResult([_user(self._text(over))], reward, terminated=over)
+            return StepResult([say(f"Error: {error}")])
+        return StepResult([say(self._text(over))], reward, terminated=over)
 
     async def _take(self, value: Any) -> tuple[Any, bool]:
         """Take an action; its reward, and whether the episode is over."""
@@ -293,10 +279,7 @@ class Gymnasium(Env):
 
     def _describe_observation(self) -> str:
         if self._renderer is not None:
-            found = self._renderer(self._seen, self._env.unwrapped)
-            if not isinstance(found, str):
-                raise EnvError(f"env.renderer returned {show_value(found)}, which is no text")
-            return found
+            return self._render(self._seen, self._env.unwrapped)
         if self._ansi:
             return _COLOURS.sub("", str(self._env.render())).strip("\n")
         text: str = self._spaces.text(self._about.observations, self._seen, self.digits)
@@ -372,7 +355,3 @@ def _describe(source: str, options: Mapping[str, Any]) -> Described:
         finally:
             env.close()
     return _described[key]
-
-
-def _user(text: str) -> Message:
-    return Message(role="user", content=text)

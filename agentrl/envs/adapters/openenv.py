@@ -29,10 +29,11 @@ from agentrl.common.imports import load
 from agentrl.common.retries import before, retry
 from agentrl.common.untrusted import read_json, safe_json
 from agentrl.envs.adapters import library
-from agentrl.envs.base import Env, reward_value
+from agentrl.envs.adapters.seeded import ActionEnv, say
+from agentrl.envs.base import reward_value
 from agentrl.envs.context import context_of
 from agentrl.envs.data.samples import random_call, words_of
-from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError, ToolArguments, ToolError
+from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, ToolArguments, ToolError
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
 from agentrl.tools.schema import show_value
 from agentrl.tools.tool import Tool
@@ -43,9 +44,6 @@ ACT = "act"
 MCP = {"tool_name", "arguments"}
 """Fields by which the action of an environment of MCP tools is known."""
 LIST_TOOLS = {"type": "list_tools"}
-EVAL_SEEDS = 2**31
-"""The first seed of the split `eval`; training's begin at 0."""
-EVAL_TASKS = 200
 MAX_BYTES = 2**26
 """Of one message of the server."""
 POLL_SECONDS = 0.25
@@ -53,7 +51,7 @@ CLOSE_SECONDS = 5.0
 Json = dict[str, Any]
 
 
-class OpenEnv(Env):
+class OpenEnv(ActionEnv):
     """An environment that an OpenEnv server runs, as in env=openenv:http://127.0.0.1:8000; see docs/adapters.md."""
 
     needs = "a running OpenEnv server"
@@ -100,26 +98,10 @@ class OpenEnv(Env):
         self._session = _Session(self.url, timeout)
         self._done = False
 
-    def tasks(self, split: str = "train") -> list[Json]:
-        seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
-        return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
-
     async def reset(self, task: Task, *, seed: int | None = None) -> str:
         await self.close()
         data = await self._session.reset({**self._options, "seed": task["seed"]})
         return "\n".join(filter(None, (self.prompt, self._text(data)))) or "Begin."
-
-    async def step(self, message: Message) -> StepResult:
-        if self.form == "text":
-            result = await self._take_text(message.text)
-        elif message.tool_calls:
-            result = await self.run_tools(message)
-        else:
-            names = " or ".join(map(repr, self.tools.names))
-            result = StepResult([_user(f"Error: each turn is a call of the tool {names}")])
-        if result.reward is None:
-            result.reward = self.idle_reward
-        return result
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
         """A random action that fits its schema, of words and numbers of the conversation."""
@@ -144,8 +126,8 @@ class OpenEnv(Env):
         try:
             data, reward = await self._take({self._field: text})
         except ToolError as error:
-            return StepResult([_user(f"Error: {error}")])
-        return StepResult([_user(self._text(data))], reward, terminated=self._done)
+            return StepResult([say(f"Error: {error}")])
+        return StepResult([say(self._text(data))], reward, terminated=self._done)
 
     async def _take(self, action: Json) -> tuple[Json, float | None]:
         data = await self._session.request("step", action)
@@ -157,10 +139,7 @@ class OpenEnv(Env):
     def _text(self, data: Json) -> str:
         seen = data.get("observation")
         if self._renderer is not None:
-            found = self._renderer(seen)
-            if not isinstance(found, str):
-                raise EnvError(f"env.renderer returned {show_value(found)}, which is no text")
-            return found
+            return self._render(seen)
         return cut(_plain(seen), MAX_RESULT_CHARS)
 
 
@@ -331,7 +310,3 @@ def _plain(seen: Any) -> str:
             return only
         seen = filled
     return seen if isinstance(seen, str) else json.dumps(safe_json(seen), ensure_ascii=False)
-
-
-def _user(text: str) -> Message:
-    return Message(role="user", content=text)

@@ -19,8 +19,9 @@ from typing import Any, Literal
 from agentrl.common.imports import load
 from agentrl.common.untrusted import read_json
 from agentrl.envs.adapters import library
+from agentrl.envs.adapters.seeded import EVAL_SEEDS, SeededEnv
 from agentrl.envs.adapters.zoo_games import EXTRA, Api, ZooGame, describe, make
-from agentrl.envs.base import Env, reward
+from agentrl.envs.base import reward
 from agentrl.envs.reward_marks import ANY
 from agentrl.errors import ConfigError, EnvError, ToolArguments
 from agentrl.tools.schema import show_value
@@ -28,15 +29,12 @@ from agentrl.types import FinishReason, Message, Session, StepResult, Task
 
 ATTEMPTS = 3
 """Texts in a row that are no allowed action, after which an agent forfeits."""
-EVAL_SEEDS = 2**31
-"""The first seed of the split `eval`; training's begin at 0."""
-EVAL_TASKS = 200
 MASK = "action_mask"
 """The library's name for which actions are allowed now."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class PettingZoo(Env):
+class PettingZoo(SeededEnv):
     """A game of PettingZoo, as in env=pettingzoo:tictactoe-v3; see docs/adapters.md."""
 
     def __init__(
@@ -107,10 +105,6 @@ class PettingZoo(Env):
         if self._made is None:
             raise EnvError(f"{self.source}: no episode has begun")
         return self._made
-
-    def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
-        return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
         """Begin a game by the task's seed; what each agent that plays is told, first those whose turn it is."""
@@ -273,10 +267,7 @@ class PettingZoo(Env):
 
     def _view(self, agent: str, seen: Any) -> str:
         if self._renderer is not None:
-            text = self._renderer(seen, agent, self._game.env)
-            if not isinstance(text, str):
-                raise EnvError(f"env.renderer returned {show_value(text)}, which is no text")
-            return text
+            return self._render(seen, agent, self._game.env)
         if self._rendered:
             return _COLOURS.sub("", str(self._game.env.render())).strip("\n")
         parts = self._parts(agent)

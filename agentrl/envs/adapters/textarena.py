@@ -19,15 +19,13 @@ from functools import lru_cache
 from typing import Any
 
 from agentrl.envs.adapters import library
-from agentrl.envs.base import Env, reward
+from agentrl.envs.adapters.seeded import SeededEnv
+from agentrl.envs.base import reward
 from agentrl.envs.reward_marks import ANY
 from agentrl.errors import ConfigError, unknown_name
 from agentrl.types import AGENT, Message, Session, StepResult, Task
 
 EXTRA = "textarena"
-EVAL_SEEDS = 2**31
-"""The first seed of the split `eval`; training's begin at 0."""
-EVAL_TASKS = 200
 MAX_PLAYERS = 16
 RESOURCE = re.compile(r"nltk\.download\(\S*?'([\w-]+)'")
 """In NLTK's error: the name of what is missing."""
@@ -45,7 +43,7 @@ FREE = "I agree."
 """Tried last: where a game takes any text, this is one."""
 
 
-class TextArena(Env):
+class TextArena(SeededEnv):
     """A game of TextArena, as in env=textarena:TicTacToe-v0; see docs/adapters.md."""
 
     def __init__(self, source: str, players: int | None = None, episodes: int = 1000, **options: Any) -> None:
@@ -64,10 +62,6 @@ class TextArena(Env):
         self._taken: list[str] = []
         self._random: Any = None
         self._rewards: Mapping[int, float | None] | None = None
-
-    def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
-        return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
         """Begin a game; each player's opening, beginning with the one whose turn it is."""

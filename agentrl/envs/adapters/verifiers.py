@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from agentrl.common.imports import load
 from agentrl.common.plain import plain
+from agentrl.common.processes import keep_handlers
 from agentrl.common.untrusted import safe_json
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.loops import Ask, EpisodeLoop
@@ -117,7 +115,7 @@ def _load(source: str, options: str) -> Any:
     """The library's environment; loading one may take long, and one serves all episodes."""
     verifiers = _verifiers()
     given = json.loads(options)
-    with _signals_kept():
+    with keep_handlers():
         try:
             if ":" in source:
                 env = load(source, f"env=verifiers:{source}")(**given)
@@ -148,20 +146,6 @@ def _verifiers() -> Any:
     if not os.environ.get("VF_LOG_LEVEL"):
         logging.getLogger("verifiers").setLevel(logging.WARNING)
     return found
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Keep this process's handlers: an environment of the library puts its own in their place."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _has(env: Any, name: str) -> bool:

@@ -9,48 +9,30 @@ from typing import Any
 
 import anthropic
 
-from agentrl.errors import EngineError, ToolArguments
-from agentrl.rollout.remote.reply import Reply, refusal
+from agentrl.errors import ToolArguments
+from agentrl.rollout.remote.reply import Api, Reply
 from agentrl.rollout.stream.usage import Usage
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.types import FinishReason, FunctionCall, Message, Part, Sampling, ToolCall
+from agentrl.types import FinishReason, FunctionCall, Message, Part, ToolCall
 from agentrl.types.messages import parse_arguments
 
 EMPTY = "(empty)"
 """The stand-in for a message without text, which the protocol refuses."""
 
 
-class AnthropicMessages:
+class AnthropicMessages(Api):
     """A client of Anthropic's API, or of a server that speaks it; arguments as in `Chat`."""
 
+    path = "/v1/messages"
+    answer = "a message"
+    refused, failed = anthropic.APIStatusError, anthropic.AnthropicError
+
     def __init__(self, url: str, model: str, key: str, retries: int, extra: Mapping[str, Any]) -> None:
-        self._url, self._model, self._extra = url, model, dict(extra)
-        self._client = anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=retries)
+        super().__init__(url, model, anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=retries), extra)
 
-    async def ask(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> Reply:
-        try:
-            answer: Any = await self._client.post(
-                "/v1/messages", body=self._body(messages, tools, sampling), cast_to=object
-            )
-        except anthropic.APIStatusError as error:
-            raise refusal(error.status_code, self._url, error) from error
-        except anthropic.AnthropicError as error:
-            raise EngineError(f"{self._url}: {type(error).__name__}: {error.__cause__ or error}") from error
-        try:
-            return read(answer)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EngineError(f"{self._url} answered with something else than a message: {answer!r:.200}") from error
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    def _body(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> dict[str, Any]:
+    def body(self, messages: Sequence[Message], tools: Sequence[ToolSchema], limit: int | None) -> dict[str, Any]:
         instructions = [message.text for message in messages if message.role in ("system", "developer")]
-        body: dict[str, Any] = {
-            "model": self._model,
-            "messages": to_anthropic_messages(messages),
-            "max_tokens": sampling.max_new_tokens,
-        }
+        body: dict[str, Any] = {"messages": to_anthropic_messages(messages), "max_tokens": limit}
         if any(instructions):
             body["system"] = "\n\n".join(filter(None, instructions))
         if tools:
@@ -59,11 +41,32 @@ class AnthropicMessages:
                 {"name": f["name"], "description": f.get("description", ""), "input_schema": f["parameters"]}
                 for f in functions
             ]
-        if sampling.temperature != 1:
-            body["temperature"] = sampling.temperature
-        if sampling.top_p < 1:
-            body["top_p"] = sampling.top_p
-        return body | self._extra
+        return body
+
+    @staticmethod
+    def read(answer: Mapping[str, Any]) -> Reply:
+        text, thinking, calls = [], [], []
+        for block in answer["content"]:
+            match block["type"]:
+                case "text":
+                    text.append(block["text"])
+                case "thinking":
+                    thinking.append(block["thinking"])
+                case "tool_use":
+                    function = FunctionCall(name=block["name"], arguments=json.dumps(block["input"]))
+                    calls.append(ToolCall(id=block["id"], function=function))
+        message = Message(
+            role="assistant",
+            content="".join(text) or (None if calls else ""),
+            reasoning_content="".join(thinking) or None,
+            tool_calls=calls or None,
+        )
+        used = answer.get("usage") or {}
+        cached = int(used.get("cache_read_input_tokens") or 0)
+        prompt = int(used.get("input_tokens") or 0) + cached + int(used.get("cache_creation_input_tokens") or 0)
+        cut = answer.get("stop_reason") in ("max_tokens", "model_context_window_exceeded")
+        spent = Usage(prompt, int(used.get("output_tokens") or 0), cached)
+        return Reply(message, FinishReason.LENGTH if cut else FinishReason.STOP, spent)
 
 
 def to_anthropic_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -99,33 +102,3 @@ def _image(part: Part) -> dict[str, Any]:
     if data:
         return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
     return {"type": "image", "source": {"type": "url", "url": url}}
-
-
-def read(answer: Mapping[str, Any]) -> Reply:
-    """The reply in a response's JSON.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is none.
-    """
-    text, thinking, calls = [], [], []
-    for block in answer["content"]:
-        match block["type"]:
-            case "text":
-                text.append(block["text"])
-            case "thinking":
-                thinking.append(block["thinking"])
-            case "tool_use":
-                function = FunctionCall(name=block["name"], arguments=json.dumps(block["input"]))
-                calls.append(ToolCall(id=block["id"], function=function))
-    message = Message(
-        role="assistant",
-        content="".join(text) or (None if calls else ""),
-        reasoning_content="".join(thinking) or None,
-        tool_calls=calls or None,
-    )
-    used = answer.get("usage") or {}
-    cached = int(used.get("cache_read_input_tokens") or 0)
-    prompt = int(used.get("input_tokens") or 0) + cached + int(used.get("cache_creation_input_tokens") or 0)
-    cut = answer.get("stop_reason") in ("max_tokens", "model_context_window_exceeded")
-    spent = Usage(prompt, int(used.get("output_tokens") or 0), cached)
-    return Reply(message, FinishReason.LENGTH if cut else FinishReason.STOP, spent)

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from agentrl.common.scratch import write_folder
 from agentrl.errors import EngineError
 from agentrl.models.adapters import SETTINGS, SavedAdapter, read_adapter, with_products, write_adapter
 from agentrl.rollout.engines.folder import tensors
@@ -55,21 +56,17 @@ def write_snapshot(weights: Iterable[Named], folder: Path, base: Path, limit: in
     if isinstance(weights, Weights) and weights.save is not None:
         weights.save(folder, base, limit)
         return folder
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    copy_others(base, beside)
-    weight_map: dict[str, str] = {}
-    for number, bucket in enumerate(prefetch(buckets(weights, limit))):
-        name = f"model-{number:05d}.safetensors"
-        write_bucket(bucket, beside / name)
-        if again := weight_map.keys() & set(bucket.names):
-            raise EngineError(f"weights name {min(again)!r} twice")
-        weight_map |= dict.fromkeys(bucket.names, name)
-    index = {"metadata": {"format": "pt"}, "weight_map": weight_map}
-    (beside / INDEX).write_text(json.dumps(index))
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
+    with write_folder(folder) as beside:
+        copy_others(base, beside)
+        weight_map: dict[str, str] = {}
+        for number, bucket in enumerate(prefetch(buckets(weights, limit))):
+            name = f"model-{number:05d}.safetensors"
+            write_bucket(bucket, beside / name)
+            if again := weight_map.keys() & set(bucket.names):
+                raise EngineError(f"weights name {min(again)!r} twice")
+            weight_map |= dict.fromkeys(bucket.names, name)
+        index = {"metadata": {"format": "pt"}, "weight_map": weight_map}
+        (beside / INDEX).write_text(json.dumps(index))
     return folder
 
 
@@ -124,12 +121,8 @@ def read_snapshot(folder: Path) -> Iterator[Named]:
 
 def write_part(adapter: SavedAdapter, folder: Path) -> Path:
     """Write an adapter as a folder of its own, which is complete when it has its name; returns `folder`."""
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    write_adapter(beside, adapter, adapter.matrices)
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
+    with write_folder(folder) as beside:
+        write_adapter(beside, adapter, adapter.matrices)
     return folder
 
 

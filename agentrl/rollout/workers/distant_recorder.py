@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.cluster.pool import Workers
 from agentrl.common.concurrency import hold_task, take_error
+from agentrl.common.retries import retry
 from agentrl.errors import WorkerLost
 from agentrl.types import Session
 
@@ -35,24 +36,21 @@ class DistantRecorder:
             StoreError: writing failed.
             InfraError: no session worker is left.
         """
-        await self._call("begin", replace(session, nodes=[]), state)
+        await call_again(self._workers, "begin", replace(session, nodes=[]), state)
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """Do nothing: what comes in between is sent with the session's end."""
 
     async def end(self, session: Session) -> None:
         """Store a session as it ended; raises as `resume` does."""
-        await self._call("end", session)
+        await call_again(self._workers, "end", session)
 
     def save_soon(self, session: Session) -> None:
         """Store a session that is aborted with the run, where there is time for it."""
-        hold_task(self._call("end", session), self._aborting).add_done_callback(take_error)
+        hold_task(call_again(self._workers, "end", session), self._aborting).add_done_callback(take_error)
 
-    async def _call(self, method: str, *arguments: Any) -> None:
-        for left in reversed(range(ATTEMPTS)):
-            try:
-                await self._workers.call(method, *arguments, timeout=STORE_SECONDS)
-                return
-            except WorkerLost:
-                if not left:
-                    raise
+
+async def call_again(workers: Workers, method: str, *arguments: Any) -> Any:
+    """Call a session worker, and where it is lost the one that takes its place."""
+    pauses = [0.0] * (ATTEMPTS - 1)
+    return await retry(lambda: workers.call(method, *arguments, timeout=STORE_SECONDS), WorkerLost, pauses)

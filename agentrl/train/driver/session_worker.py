@@ -27,7 +27,7 @@ from agentrl.cluster.pool import WorkerPool
 from agentrl.config import ClusterConfig
 from agentrl.config.learners import LearningConfig
 from agentrl.errors import AgentRLError, InfraError, StoreError, TrainerError, WorkerLost
-from agentrl.rollout.workers.distant_recorder import ATTEMPTS, STORE_SECONDS
+from agentrl.rollout.workers.distant_recorder import call_again
 from agentrl.rollout.workers.environment_workers import Holding
 from agentrl.rollout.workers.held import digest_of
 from agentrl.sessions.store.recorder import Recorder
@@ -299,20 +299,12 @@ class DistantLearning:
 
     async def record(self) -> None:
         """Write what only the learner has of the last batch into the run's record."""
-        await self._call("record")
+        await call_again(self.workers, "record")
 
     async def close(self) -> None:
         """Do nothing: the worker ends by itself."""
 
     async def digests(self, **filters: Any) -> dict[str, str]:
         """Return digests of the sessions that pass the filters."""
-        found: dict[str, str] = await self._call("digests", filters)
+        found: dict[str, str] = await call_again(self.workers, "digests", filters)
         return found
-
-    async def _call(self, name: str, *arguments: Any) -> Any:
-        for left in reversed(range(ATTEMPTS)):
-            try:
-                return await self.workers.call(name, *arguments, timeout=STORE_SECONDS)
-            except WorkerLost:
-                if not left:
-                    raise

@@ -182,7 +182,7 @@ def test_a_message_survives_the_chat_protocol_but_for_reasoning(
     message = Message(role="assistant", content=content, reasoning_content=reasoning or None, tool_calls=calls or None)
     sent = chat.to_chat_message(message)
     assert "reasoning_content" not in sent
-    reply = chat.read({"choices": [{"message": sent, "finish_reason": "stop"}]})
+    reply = chat.Chat.read({"choices": [{"message": sent, "finish_reason": "stop"}]})
     assert (reply.message.text, reply.message.tool_calls) == (content, calls or None)
     assert reply.finish is FinishReason.STOP
 
@@ -205,6 +205,6 @@ def test_anthropics_messages_alternate_and_have_no_empty_block(messages: list[tu
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": [{"message": None}]}, [], "hello", None])
 def test_an_answer_that_is_none_is_an_error_of_the_engine(answer: Any) -> None:
     with pytest.raises((KeyError, IndexError, TypeError, AttributeError)):
-        chat.read(answer)
+        chat.Chat.read(answer)
     with pytest.raises((KeyError, TypeError, AttributeError)):
-        anthropic_messages.read(answer)
+        anthropic_messages.AnthropicMessages.read(answer)

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.train.plan.memory import Split
 from agentrl.train.trainers.megatron.settings import MegatronConfig
 
 SIZES = ("tensor", "pipeline", "interleave", "context", "data", "expert")
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelLayout:
+class ParallelLayout(Split):
     """A checked layout.
 
     Attributes:
@@ -33,18 +34,8 @@ class ParallelLayout:
         sequence: whether tensor ranks share the sequence between matrices.
     """
 
-    tensor: int = 1
-    pipeline: int = 1
     interleave: int = 1
-    context: int = 1
-    data: int = 1
-    expert: int = 1
     sequence: bool = False
-
-    @property
-    def ranks(self) -> int:
-        """The number of processes in all."""
-        return self.tensor * self.pipeline * self.context * self.data
 
     def __str__(self) -> str:
         sizes = (f"{name}={getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)

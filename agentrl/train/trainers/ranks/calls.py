@@ -30,7 +30,7 @@ Reply = tuple[Any, Exception | None]
 class RankCalls(ABC):
     """Calls ranks that are workers of a cluster."""
 
-    def __init__(self, ranks: Sequence[Calling], timeout: float) -> None:
+    def __init__(self, ranks: Sequence[Calling], timeout: float | None) -> None:
         self._ranks, self.timeout = ranks, timeout
         self._use, self._silent = "", ""
         self._closed = threading.Event()
@@ -106,20 +106,22 @@ class RankCalls(ABC):
         except Exception as error:
             if not self.alive:
                 return None, None
-            ending = threading.Timer(GRACE, self.close)
-            ending.daemon = True
-            ending.start()
+            if len(self._ranks) > 1:
+                ending = threading.Timer(GRACE, self.close)
+                ending.daemon = True
+                ending.start()
             return None, error
 
     def _check(self, method: str, replies: Sequence[Reply]) -> Any:
-        """Rank 0's answer; where a rank failed, all are ended."""
+        """Rank 0's answer; where a rank failed, all are ended, except the only one where it refused."""
         failed = {rank: error for rank, (_, error) in enumerate(replies) if error is not None}
         if not failed and self.alive:
             return replies[0][0]
-        self.close()
-        for error in failed.values():
-            if isinstance(error, AgentRLError) and not isinstance(error, InfraError):
-                raise error
+        refusals = [e for e in failed.values() if isinstance(e, AgentRLError) and not isinstance(e, InfraError)]
+        if len(replies) > 1 or not refusals:
+            self.close()
+        if refusals:
+            raise refusals[0]
         late = failed and all(isinstance(error, DeadlineExceeded) for error in failed.values())
         reports = "\n".join(f"rank {rank} of {len(replies)}: {error}" for rank, error in failed.items())
         raise (TrainerTimeout if late else TrainerError)(
@@ -134,7 +136,7 @@ class ConnectedRanks(RankCalls):
         TrainerError: a rank can't be reached.
     """
 
-    def __init__(self, addresses: Sequence[Address], timeout: float) -> None:
+    def __init__(self, addresses: Sequence[Address], timeout: float | None) -> None:
         self._connections: list[Connection] = []
         super().__init__(self._connections, timeout)
         try:

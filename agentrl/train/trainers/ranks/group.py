@@ -6,15 +6,17 @@ each rank also sets its heartbeat there. One that raises, dies, is silent or tim
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from agentrl import cluster, watchdog
-from agentrl.cluster import Address, Resources, Role
+from agentrl.cluster import Address, Role, Worker
 from agentrl.rollout.weights.group import meeting_at
 from agentrl.train.trainers.ranks.calls import RankCalls
 from agentrl.train.trainers.ranks.worker import SECOND, RankSettings, beat_key
@@ -29,56 +31,25 @@ class Ranks(RankCalls):
     """A group of ranks on the nodes of the current cluster.
 
     Args:
-        roles: one for each rank, their `store` left empty.
-        timeout: seconds that a call may take.
-        threads: CPU threads of each rank; None leaves it to the environment.
-        environment: variables of the ranks beside their node's.
-        gpu: whether each occupies a GPU.
-        together: how many consecutive ranks are on one node.
-        loads: modules that they will need, for where they are forked.
-        apart: of `Role`.
+        workers: one for each rank.
+        timeout: seconds that a call may take; None: as long as the ranks live.
+        store: where each sets its heartbeat; None where they do not.
 
     Raises:
-        ConfigError: the cluster has no room for them.
         TrainerError, TrainerTimeout: a rank could not be started.
     """
 
-    def __init__(
-        self,
-        roles: Sequence[RankSettings],
-        timeout: float,
-        threads: int | None = None,
-        environment: Mapping[str, str] | None = None,
-        *,
-        gpu: bool = False,
-        together: int = 1,
-        loads: Sequence[str] = (),
-        apart: str = "",
-    ) -> None:
-        here = cluster.current()
-        self._store = meeting_at(here.host)
-        for role in roles:
-            self._store.set(beat_key(role.rank), "0")
-        meeting = f"{here.host}:{self._store.port}"
-        variables = {**({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}), **(environment or {})}
-        placed = [
-            Role(
-                "trainer",
-                "agentrl.train.trainers.ranks.worker:RankRole",
-                (replace(role, store=meeting),),
-                name=f"rank {role.rank} of {role.ranks}",
-                resources=Resources(gpus=int(gpu)),
-                threads=threads,
-                environment=variables,
-                loads=loads,
-                apart=apart,
-            )
-            for role in roles
-        ]
-        self.workers = here.spawn_together(placed, together)
-        super().__init__(self.workers, timeout)
-        self._each("start", [partial(worker.wait_ready, here.start_timeout) for worker in self.workers])
-        threading.Thread(target=self._watch, name="heartbeats of ranks", daemon=True).start()
+    def __init__(self, workers: Sequence[Worker], timeout: float | None, store: Any = None) -> None:
+        self.workers = workers
+        super().__init__(workers, timeout)
+        limit = cluster.current().start_timeout
+        try:
+            self._each("start", [partial(worker.wait_ready, limit) for worker in workers])
+        except BaseException:
+            self.close()
+            raise
+        if store is not None:
+            threading.Thread(target=self._watch, args=(store,), name="heartbeats of ranks", daemon=True).start()
 
     @property
     def nodes(self) -> list[str]:
@@ -110,15 +81,32 @@ class Ranks(RankCalls):
             for worker in self.workers:
                 worker.shutdown()
 
-    def _watch(self) -> None:
+    def _watch(self, store: Any) -> None:
         """End all ranks where one has no heartbeat: its process hangs, or its node can't be reached."""
-        keys, silent = [beat_key(rank) for rank in range(len(self.workers))], min(SILENT, self.timeout / 2)
+        keys = [beat_key(rank) for rank in range(len(self.workers))]
+        silent = min(SILENT, (self.timeout or math.inf) / 2)
         silences = [Silence(silent, time.monotonic()) for _ in keys]
         while not self._closed.wait(SECOND):
-            for rank, (silence, beats) in enumerate(zip(silences, self._store.multi_get(keys), strict=True)):
+            for rank, (silence, beats) in enumerate(zip(silences, store.multi_get(keys), strict=True)):
                 if silence.lasted(time.monotonic(), int(beats)):
                     self._silent = f"rank {rank} on {self.nodes[rank]} has no heartbeat for {silent:g} s"
                     self.close()
                     return
             if self._use:
                 watchdog.progress()  # all ranks run, and the call has a deadline of its own
+
+
+def start_ranks(settings: RankSettings, role: Role, together: int) -> Ranks:
+    """Start ranks by a role, so many consecutive ones on one node; they join each other at a store in this process.
+
+    Raises:
+        ConfigError: the cluster has no room for them.
+        TrainerError, TrainerTimeout: a rank could not be started.
+    """
+    here, placed = cluster.current(), list[Role]()
+    store = meeting_at(here.host)
+    for rank in range(settings.ranks):
+        store.set(beat_key(rank), "0")
+        own = replace(settings, rank=rank, store=f"{here.host}:{store.port}")
+        placed.append(replace(role, arguments=(own,), name=f"rank {rank} of {settings.ranks}"))
+    return Ranks(here.spawn_together(placed, together), settings.timeout, store)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl import cluster
-from agentrl.cluster import Address
+from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.placement.inventory import on_gpus
 from agentrl.common import cores
 from agentrl.config import AlgoConfig, LoraConfig, TrainerConfig
@@ -26,7 +26,7 @@ from agentrl.train.forest.forest import Forest, token_counts
 from agentrl.train.trainers.plugin import own_trunk_refused
 from agentrl.train.trainers.ranks.balance import Division
 from agentrl.train.trainers.ranks.calls import ConnectedRanks, RankCalls
-from agentrl.train.trainers.ranks.group import Ranks
+from agentrl.train.trainers.ranks.group import Ranks, start_ranks
 from agentrl.train.trainers.ranks.joined import per_token
 from agentrl.train.trainers.ranks.worker import RankSettings
 
@@ -71,7 +71,7 @@ class RankComputing:
 
 
 class RankConnection(RankComputing):
-    """A connection to the trainer's ranks, with a critic."""
+    """A connection to the trainer's ranks."""
 
     ranks: ConnectedRanks
 
@@ -90,21 +90,23 @@ class RankAccess:
     """Another process's way to the ranks.
 
     Attributes:
+        connection: what it opens.
         addresses: of each rank.
         division: how the ranks divide batches.
         algo: the phase's algorithm.
-        timeout: seconds that a call may take.
+        timeout: seconds that a call may take; None: as long as the ranks live.
         version: the weights' policy version.
     """
 
+    connection: type[RankConnection]
     addresses: tuple[Address, ...]
     division: Division
     algo: AlgoConfig
-    timeout: float
+    timeout: float | None
     version: int
 
     def open(self) -> RankConnection:
-        return RankConnection(self)
+        return self.connection(self)
 
 
 if TYPE_CHECKING:
@@ -140,6 +142,7 @@ class RankTrainer(RankComputing):
     """
 
     takes_minibatches: ClassVar[bool] = True
+    connection: ClassVar[type[RankConnection]] = RankConnection
     ranks: Ranks
     config: TrainerConfig
 
@@ -167,18 +170,17 @@ class RankTrainer(RankComputing):
         self.device = "cuda" if on_gpus else "cpu"
         self.threads = None if on_gpus else cores.choose_threads(config.threads, cores.share(count, path))
         self.deterministic = not on_gpus
-        roles = [RankSettings(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
-        loads = () if on_gpus else (loaded,)
-        self.ranks = Ranks(
-            roles,
-            timeout,
-            self.threads,
-            environment,
-            gpu=on_gpus,
-            together=together,
-            loads=loads,
-            apart=loaded if apart and loads else "",
+        hidden = {} if on_gpus else {"CUDA_VISIBLE_DEVICES": ""}
+        role = Role(
+            "trainer",
+            "agentrl.train.trainers.ranks.worker:RankRole",
+            resources=Resources(gpus=int(on_gpus)),
+            threads=self.threads,
+            environment={**hidden, **(environment or {})},
+            loads=() if on_gpus else (loaded,),
+            apart=loaded if apart and not on_gpus else "",
         )
+        self.ranks = start_ranks(RankSettings(0, count, "", builder, layout, timeout, seed), role, together)
         self.scratch = cluster.current().logs
         try:
             if first is not None:
@@ -194,9 +196,12 @@ class RankTrainer(RankComputing):
         """Have the ranks build a model; an earlier one is freed."""
         adapter = () if lora is None or not lora.active else (lora,)
         self.ranks.call("build", str(folder), config, algorithm.config.model_dump(), steps, *adapter)
+        self.note_model(algorithm, self.ranks.call("division"), lora)
+
+    def note_model(self, algorithm: Algorithm, division: Division, lora: LoraConfig | None) -> None:
+        """Note the model that the ranks have built."""
+        self._algorithm, self._division = algorithm, division
         self._lora = lora if lora is not None and lora.active else None
-        self._division = self.ranks.call("division")
-        self._algorithm = algorithm
         self._teacher: Tensor | None = None
 
     def set_teacher(self, head: VocabularyHead) -> None:
@@ -234,7 +239,7 @@ class RankTrainer(RankComputing):
         return self.ranks.stream("weights")
 
     def set_base(self, folder: Path) -> None:
-        self.ranks.call("set_base", str(Path(folder).absolute()))
+        self.ranks.call("set_base", Path(folder).absolute())
 
     def parts(self) -> dict[str, SavedAdapter]:
         """Return the smaller parts by their kind; see `Trainer.weights`."""
@@ -256,16 +261,15 @@ class RankTrainer(RankComputing):
     def save(self, path: Path) -> None:
         """Write a folder from which another number or layout of ranks can resume."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.ranks.call("save", str(Path(path).absolute()))
+        self.ranks.call("save", Path(path).absolute())
 
     def load(self, path: Path) -> None:
         """Load a folder that `save` wrote, with its version; the settings remain those of the last `begin`."""
-        self.version = self.ranks.call("load", str(Path(path).absolute()))
+        self.version = self.ranks.call("load", Path(path).absolute())
 
     def access(self) -> RankAccess:
-        return RankAccess(
-            self.ranks.addresses, self._division, self._algorithm.config, self.ranks.timeout, self.version
-        )
+        addresses, timeout, algo = self.ranks.addresses, self.ranks.timeout, self._algorithm.config
+        return RankAccess(self.connection, addresses, self._division, algo, timeout, self.version)
 
     def leased(self) -> AbstractContextManager[None]:
         return self.ranks.leased()

@@ -66,9 +66,8 @@ class RankRole:
         threading.Thread(target=beat, args=(role,), name="heartbeat", daemon=True).start()
 
     def run(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of the rank, or one of this class."""
-        target = self if method in ("build", "save_weights") else self._rank
-        return getattr(target, method)(*arguments)
+        """Call one of this class's methods, or of the rank's."""
+        return getattr(self if hasattr(type(self), method) else self._rank, method)(*arguments)
 
     def build(self, *arguments: Any) -> None:
         """Build the rank's part of a model, and free an earlier one."""
