@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, cast
+from urllib.parse import quote
 
 import orjson
 from fastapi import FastAPI, Request
@@ -35,6 +36,7 @@ from agentrl.sessions.gateway.exclusion import Exclusion
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.google.routes import add_google
 from agentrl.sessions.gateway.http import openapi
+from agentrl.sessions.gateway.http.addresses import plain_path
 from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.forwarding import Forwarding
@@ -78,13 +80,15 @@ class GatewayApp(FastAPI):
 
     FastAPI's routing takes a third of a turn's time, so requests for turns bypass it. They are routes all the same, for
     the API's description and for applications with middleware. Requests for sessions
-    that belong to another worker are redirected there.
+    that belong to another worker are redirected there. Addresses are as `plain_path` has them.
     """
 
     turns: dict[str, Handle]
     shard: SessionShard | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (path := plain_path(scope["path"])) != scope["path"]:
+            scope = {**scope, "path": path, "raw_path": quote(path).encode()}
         if scope["type"] == "http" and self.shard is not None:
             session_id = session_in(scope["path"])
             if session_id is not None and not self.shard.has(session_id):

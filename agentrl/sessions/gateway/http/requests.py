@@ -23,6 +23,8 @@ from agentrl.sessions.gateway.workers import KEY_FIELD, bearer_key
 from agentrl.types import Status
 
 Body = TypeVar("Body", bound=BaseModel)
+KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
+"""Headers that hold the key where `Authorization` doesn't: Anthropic's, Google's, Azure's."""
 ENCODINGS = ("identity", "gzip", "x-gzip", "deflate")
 """Values of Content-Encoding that are read."""
 
@@ -115,7 +117,7 @@ def validate_body(kind: type[Body], value: Any) -> Body:
 def key_of(request: Request) -> str:
     """The key: in a protocol's header, or in the query (Google's, or after a redirect); '' if there is none."""
     headers, query = request.headers, request.query_params
-    given = bearer_key(request) or headers.get("x-api-key") or headers.get("x-goog-api-key")
+    given = bearer_key(request) or next(filter(None, map(headers.get, KEY_HEADERS)), "")
     return given or query.get(KEY_FIELD) or query.get("key", "")
 
 
