@@ -57,7 +57,7 @@ from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
 from agentrl.sessions.gateway.sizes import check_length, check_text
 from agentrl.sessions.gateway.turn_request import MAX_TEXT, Read, TurnRequest, cache_reader
 from agentrl.sessions.gateway.wire import chat, chat_replies, completions, messages, messages_replies, responses
-from agentrl.sessions.gateway.workers import SessionShard, new_session_id, redirect, session_in, style_of
+from agentrl.sessions.gateway.workers import SessionShard, client_style, new_session_id, redirect, session_in, style_of
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store.export import session_dict
 from agentrl.sessions.store.store import Store
@@ -300,9 +300,11 @@ def _counts_and_models(app: GatewayApp, gateway: Gateway) -> None:
     async def models(session_id: str, request: Request) -> Response:
         """The models behind this gateway."""
         names = gateway.entry(session_id, key_of(request)).models(gateway.model)
-        anthropic = "anthropic-version" in request.headers
-        each = [described_model(name, anthropic) for name in names]
-        if anthropic:
+        style = client_style(request)
+        each = [described_model(name, style) for name in names]
+        if style == "google":
+            return answer({"models": each})
+        if style == "anthropic":
             return answer({"data": each, "has_more": False, "first_id": names[0], "last_id": names[-1]})
         return answer({"object": "list", "data": each})
 
