@@ -185,6 +185,53 @@ async def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Pat
             assert time.monotonic() - began < 40, pid
 
 
+@pytest.mark.slow
+async def test_a_command_ends_with_its_first_process_whatever_it_leaves_behind(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+    """A child that had its error output kept the session open until `rollout.timeout`, and cut it then."""
+    program, pid = tmp_path / "leave.py", tmp_path / "pid"
+    program.write_text(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pid)!r}, 'w').write(str(child.pid))\n"
+        "sys.exit('x' * 9000 + ' enough')\n"
+    )
+    async with serve() as served:
+        session = await played(served, f"python {program}", timeout=300)
+        assert session.status is Status.AGENT_ERROR
+        assert session.error.endswith(" enough")
+        until(lambda: _ended(int(pid.read_text())))
+
+
+@pytest.mark.slow
+async def test_a_command_gets_a_long_task_in_a_file_and_no_proxy_between_it_and_its_gateway(
+    serve: Serve,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Linux refused the variable, which ended the run; and a company's proxy was asked for the gateway."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "another's")
+    program = tmp_path / "agent.py"
+    body = textwrap.dedent(PROGRAM).replace(
+        'os.environ["AGENTRL_TASK"]', 'open(os.environ["AGENTRL_TASK_FILE"]).read()'
+    )
+    program.write_text(
+        f"{body}\nassert not os.environ.keys() & {{'AGENTRL_TASK', 'ANTHROPIC_AUTH_TOKEN'}}\n"
+        "assert os.environ['NO_PROXY'] == os.environ['no_proxy'] == 'example.com,127.0.0.1'\n"
+    )
+
+    async def function(task: Task, client: Any) -> None:
+        await client.with_options(max_retries=0).chat.completions.create(model="m", messages=HI)
+
+    async with serve() as served:
+        session = await played(served, f"python {program}", data={"question": "who?", "book": "é" * 200_000})
+        assert (session.status, session.error) == (Status.COMPLETED, None)
+        session = await played(served, function)
+        assert (session.status, session.error) == (Status.COMPLETED, None)
+
+
 OWNER = """
 import asyncio, sys
 from agentrl.rollout.episodes.agents import CommandAgent, SessionUrls
