@@ -25,14 +25,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 from agentrl.cluster.keeper import Keeper
 from agentrl.common import processes
-from agentrl.common.foreign_errors import is_foreign, words
 from agentrl.common.imports import load
 from agentrl.envs.adapters import programs
-from agentrl.errors import AgentError, ConfigError, InfraError, require_extra
+from agentrl.errors import AgentError, ConfigError
+from agentrl.rollout.episodes.functions import FunctionAgent
 from agentrl.sessions.tree.codec import whole_json
 from agentrl.types import Sampling, Session, Status, Task
 
@@ -121,49 +120,6 @@ class UserAgent(Protocol):
         """
 
 
-class FunctionAgent:
-    """`async def agent(task, client)`, where `client` is a plain `openai.AsyncOpenAI`.
-
-    The clients of all sessions share one pool of connections: making a pool takes 60 ms, a client of it none.
-
-    Args:
-        function: it.
-        trusted: what its client trusts where the gateway serves HTTPS; None is as usual.
-    """
-
-    def __init__(self, function: Callable[[Task, Any], Awaitable[Any]], trusted: ssl.SSLContext | None = None) -> None:
-        self.function, self.trusted = function, trusted
-        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
-
-    async def run(self, task: Task, address: SessionUrls) -> None:
-        """Call the function with a client of its own.
-
-        Raises:
-            AgentError: it failed.
-            ConfigError: for an error in its code that every session would have: a name, an import, a setting.
-            InfraError: raised by it, for what it depends on and the model has no part in.
-        """
-        with require_extra("gateway", "openai"):
-            import openai
-        loop = asyncio.get_running_loop()
-        pool = self._pools.get(loop)
-        if pool is None or pool.is_closed:
-            pool = self._pools[loop] = openai.DefaultAsyncHttpxClient(
-                limits=_make_limits(), verify=self.trusted or True, trust_env=False
-            )
-        client = openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, http_client=pool)
-        try:
-            await self.function(task, client)
-        except (ConfigError, InfraError):
-            raise
-        except (NameError, ImportError, SyntaxError) as error:  # an error in its code, the same in every session
-            raise ConfigError(f"agent={getattr(self.function, '__name__', self.function)}: {words(error)}") from error
-        except BaseException as error:  # sys.exit() too, and a cancellation of its own making
-            if not is_foreign(error):
-                raise
-            raise AgentError(words(error)) from error
-
-
 HELD = 'read -r _ && exec "$@" < /dev/null'
 """A shell's script that becomes the program of its arguments once it gets a line."""
 
@@ -223,13 +179,6 @@ class CommandAgent:
 def _keeper() -> Keeper:
     """Ends the programs of this process where it is killed."""
     return Keeper()
-
-
-def _make_limits() -> Any:
-    """As many connections as there are sessions; the run's concurrency limits them."""
-    import httpx2
-
-    return httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
 
 
 @contextlib.contextmanager
