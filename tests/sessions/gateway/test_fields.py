@@ -311,6 +311,9 @@ async def test_clients_with_another_notion_of_a_base_url_find_the_session(serve:
         azure = openai.AsyncAzureOpenAI(azure_endpoint=own, api_key=key, api_version="2024-10-21", max_retries=0)
         completion = await azure.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
         assert completion.choices[0].message.content == "hello"
+        for name in ("planner", "worker"):  # LangChain's client leaves the model to the address
+            reply = await post(f"{own}/openai/deployments/{name}/chat/completions?api-version=1", key, {"messages": HI})
+            assert reply.json()["model"] == name
         async with httpx.AsyncClient(headers={"x-api-key": key}) as http:
             for address in (f"{url}/models", f"{url}/models/m", f"{own}/v1beta/models", f"{served.url}/health"):
                 head, got = await http.head(address), await http.get(address)

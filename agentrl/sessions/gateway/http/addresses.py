@@ -11,6 +11,9 @@ import re
 
 _OWN = ("", "reward", "close")
 """The addresses within a session that are no protocol's."""
+DEPLOYMENT = "agentrl.deployment"
+"""Where a request's scope has the model that its address names, as Azure's do; its body may name none then."""
+_DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
 _VERSION = re.compile(r"(?:(?:v1|openai|deployments/[^/]+)(?:/|$))*")
 
 
@@ -21,6 +24,12 @@ def plain_path(path: str) -> str:
         return f"/sessions/{parts[2]}{_plain_within(parts[3])}"
     plain = f"/{'/'.join(filter(None, path.split('/')))}"
     return plain if plain == path or plain.count("/") < 3 else plain_path(plain)
+
+
+def deployment_in(path: str) -> str | None:
+    """The model that an address of Azure's form names; None in others."""
+    found = _DEPLOYMENT.search(path)
+    return None if found is None else found[1]
 
 
 @functools.lru_cache(maxsize=256)

@@ -36,7 +36,7 @@ from agentrl.sessions.gateway.exclusion import Exclusion
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.google.routes import add_google
 from agentrl.sessions.gateway.http import openapi
-from agentrl.sessions.gateway.http.addresses import plain_path
+from agentrl.sessions.gateway.http.addresses import DEPLOYMENT, deployment_in, plain_path
 from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.forwarding import Forwarding
@@ -88,7 +88,8 @@ class GatewayApp(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (path := plain_path(scope["path"])) != scope["path"]:
-            scope = {**scope, "path": path, "raw_path": quote(path).encode()}
+            named = {DEPLOYMENT: deployment_in(scope["path"])}
+            scope = {**scope, **named, "path": path, "raw_path": quote(path).encode()}
         if scope["type"] == "http" and self.shard is not None:
             session_id = session_in(scope["path"])
             if session_id is not None and not self.shard.has(session_id):

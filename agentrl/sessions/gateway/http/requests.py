@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import zlib
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from agentrl.sessions.gateway.delivery import CLIENT, GatewayClient
 from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.gateway import Gateway
+from agentrl.sessions.gateway.http.addresses import DEPLOYMENT
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.bodies import loads, nests_deeper
@@ -37,6 +39,8 @@ async def authorized_body(
     data = await read_body(request, gateway.parts.limits)
     parse = functools.partial(RequestBody.parse, data, conversation_field, gateway.parts.limits.depth)
     body = parse() if len(data) < LARGE_BODY else await asyncio.to_thread(parse)
+    if (named := request.scope.get(DEPLOYMENT)) and body.fields.get("model") is None:
+        body = replace(body, fields={**body.fields, "model": named}, text=(*body.text, named.encode()))
     if entry.state.session.status is not Status.OPEN:
         raise ApiError(410, f"session {session_id!r} is closed", "session_closed")
     if entry.state.broken is not None:
