@@ -6,16 +6,19 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.builtin.calculator import Calculator
 from agentrl.errors import AgentError, AgentRLError, Blame, ConfigError, EngineError
+from agentrl.rollout.episodes import functions
 from agentrl.rollout.episodes.agents import CommandAgent, FunctionAgent, SessionUrls, load_agent, play
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import serving
@@ -79,8 +82,44 @@ async def test_an_agent_that_raises_is_to_blame_unless_the_engine_let_it_down(se
         assert (await played(served, innocent)).status is Status.INFRA_ERROR
 
 
+async def test_a_function_may_wait_for_the_gateway_without_its_event_loop(serve: Serve) -> None:  # noqa: F811
+    """A synchronous client waited for the gateway of its own event loop, which waited for the function."""
+
+    async def blocking(task: Task, client: Any) -> None:
+        plain = openai.OpenAI(base_url=str(client.base_url), api_key=client.api_key, timeout=60, max_retries=0)
+        plain.chat.completions.create(model="m", messages=HI)
+
+    async with serve() as served:
+        sessions = await asyncio.gather(*(played(served, blocking, timeout=120) for _ in range(2)))
+        assert [(session.status, len(session.nodes)) for session in sessions] == [(Status.COMPLETED, 2)] * 2
+
+
+async def test_a_function_that_blocks_beyond_its_time_is_left_alone(
+    serve: Serve,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(functions, "STOP_SECONDS", 0.01)
+    goes_on, ended = threading.Event(), threading.Event()
+
+    async def blocking(task: Task, client: Any) -> None:
+        goes_on.wait()
+        try:
+            await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    async with serve() as served:
+        session = await played(served, blocking, timeout=0.01)
+        assert session.status is Status.TRUNCATED
+    assert not ended.is_set()
+    goes_on.set()
+    assert await asyncio.to_thread(ended.wait, 60)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError("of its own"), BaseException("panic")])
+@pytest.mark.parametrize(
+    "error", [SystemExit(2), KeyboardInterrupt("its own"), asyncio.CancelledError("of its own"), BaseException("panic")]
+)
 async def test_an_agent_that_leaves_ends_its_own_session_alone(error: BaseException, serve: Serve) -> None:  # noqa: F811
     """`sys.exit()` in an agent ended the whole run without a word."""
 
@@ -183,6 +222,53 @@ async def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Pat
         while not _ended(int(pid)):
             await asyncio.sleep(0.02)
             assert time.monotonic() - began < 40, pid
+
+
+@pytest.mark.slow
+async def test_a_command_ends_with_its_first_process_whatever_it_leaves_behind(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+    """A child that had its error output kept the session open until `rollout.timeout`, and cut it then."""
+    program, pid = tmp_path / "leave.py", tmp_path / "pid"
+    program.write_text(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pid)!r}, 'w').write(str(child.pid))\n"
+        "sys.exit('x' * 9000 + ' enough')\n"
+    )
+    async with serve() as served:
+        session = await played(served, f"python {program}", timeout=300)
+        assert session.status is Status.AGENT_ERROR
+        assert session.error.endswith(" enough")
+        until(lambda: _ended(int(pid.read_text())))
+
+
+@pytest.mark.slow
+async def test_a_command_gets_a_long_task_in_a_file_and_no_proxy_between_it_and_its_gateway(
+    serve: Serve,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Linux refused the variable, which ended the run; and a company's proxy was asked for the gateway."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "another's")
+    program = tmp_path / "agent.py"
+    body = textwrap.dedent(PROGRAM).replace(
+        'os.environ["AGENTRL_TASK"]', 'open(os.environ["AGENTRL_TASK_FILE"]).read()'
+    )
+    program.write_text(
+        f"{body}\nassert not os.environ.keys() & {{'AGENTRL_TASK', 'ANTHROPIC_AUTH_TOKEN'}}\n"
+        "assert os.environ['NO_PROXY'] == os.environ['no_proxy'] == 'example.com,127.0.0.1'\n"
+    )
+
+    async def function(task: Task, client: Any) -> None:
+        await client.with_options(max_retries=0).chat.completions.create(model="m", messages=HI)
+
+    async with serve() as served:
+        session = await played(served, f"python {program}", data={"question": "who?", "book": "é" * 200_000})
+        assert (session.status, session.error) == (Status.COMPLETED, None)
+        session = await played(served, function)
+        assert (session.status, session.error) == (Status.COMPLETED, None)
 
 
 OWNER = """

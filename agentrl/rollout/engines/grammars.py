@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import EngineError, InvalidInput, require_extra
+from agentrl.errors import InvalidInput, require_extra
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.types import Sampling
 
@@ -54,14 +54,15 @@ class Matcher:
         """Return which tokens of the vocabulary may come next.
 
         Raises:
-            EngineError: the grammar has become too complex for the library.
+            InvalidInput: the grammar has become too complex for the library.
         """
         import numpy as np
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         found = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(bool)
         if self._matcher.is_error():
-            raise EngineError(f"the turn's grammar failed: {_first_line(self._matcher)}")
+            why = f"the library can't go on with it: {_first_line(self._matcher)}"
+            raise InvalidInput(f"the turn's grammar (a schema, a regular expression or strict calls): {why}")
         if self._ends and self._matcher.is_accepting():
             found[self._ends] = True
         return found

@@ -17,20 +17,21 @@ import shutil
 import signal
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from urllib.parse import urlsplit
 
 from agentrl.cluster.keeper import Keeper
 from agentrl.common import processes
-from agentrl.common.foreign_errors import is_foreign, words
 from agentrl.common.imports import load
 from agentrl.envs.adapters import programs
-from agentrl.errors import AgentError, ConfigError, InfraError, require_extra
+from agentrl.errors import AgentError, ConfigError
+from agentrl.rollout.episodes.functions import FunctionAgent
 from agentrl.sessions.tree.codec import whole_json
 from agentrl.types import Sampling, Session, Status, Task
 
@@ -40,6 +41,12 @@ KILL_SECONDS = 2.0
 """Seconds between a command's SIGTERM and its SIGKILL."""
 TAIL_BYTES = 4000
 """Bytes of a command's error output that are kept."""
+
+
+LONGEST_VARIABLE = 100_000
+"""Bytes of a task that is given as an environment variable: Linux takes no longer ones than 128 KiB."""
+OVERRULING = frozenset({"ANTHROPIC_AUTH_TOKEN"})
+"""Variables of a user that clients prefer to the gateway's, and that nothing else reads: programs don't get them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,56 +120,13 @@ class UserAgent(Protocol):
         """
 
 
-class FunctionAgent:
-    """`async def agent(task, client)`, where `client` is a plain `openai.AsyncOpenAI`.
-
-    The clients of all sessions share one pool of connections: making a pool takes 60 ms, a client of it none.
-
-    Args:
-        function: it.
-        trusted: what its client trusts where the gateway serves HTTPS; None is as usual.
-    """
-
-    def __init__(self, function: Callable[[Task, Any], Awaitable[Any]], trusted: ssl.SSLContext | None = None) -> None:
-        self.function, self.trusted = function, trusted
-        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
-
-    async def run(self, task: Task, address: SessionUrls) -> None:
-        """Call the function with a client of its own.
-
-        Raises:
-            AgentError: it failed.
-            ConfigError: for an error in its code that every session would have: a name, an import, a setting.
-            InfraError: raised by it, for what it depends on and the model has no part in.
-        """
-        with require_extra("gateway", "openai"):
-            import openai
-        loop = asyncio.get_running_loop()
-        pool = self._pools.get(loop)
-        if pool is None or pool.is_closed:
-            pool = self._pools[loop] = openai.DefaultAsyncHttpxClient(
-                limits=_make_limits(), verify=self.trusted or True
-            )
-        client = openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, http_client=pool)
-        try:
-            await self.function(task, client)
-        except (ConfigError, InfraError):
-            raise
-        except (NameError, ImportError, SyntaxError) as error:  # an error in its code, the same in every session
-            raise ConfigError(f"agent={getattr(self.function, '__name__', self.function)}: {words(error)}") from error
-        except BaseException as error:  # sys.exit() too, and a cancellation of its own making
-            if not is_foreign(error):
-                raise
-            raise AgentError(words(error)) from error
-
-
 HELD = 'read -r _ && exec "$@" < /dev/null'
 """A shell's script that becomes the program of its arguments once it gets a line."""
 
 
 @dataclass(frozen=True)
 class CommandAgent:
-    """A program; its environment variables hold the addresses, its key and the task (`AGENTRL_TASK`, JSON)."""
+    """A program; `environment` says what it finds in its environment variables."""
 
     argv: Sequence[str]
     cwd: str | None = None
@@ -171,36 +135,44 @@ class CommandAgent:
         """Run the program in a process group of its own, and end the whole group with it, and when we are killed.
 
         A shell holds the program until the keeper knows of its group, and ends without it where we are killed before.
+        It ends with its first process: others that it leaves behind may hold its error output open for ever.
         """
         where = f"agent={shlex.join(self.argv)!r} can't be started"
         if shutil.which(os.path.join(self.cwd or "", self.argv[0]) if "/" in self.argv[0] else self.argv[0]) is None:
             raise ConfigError(f"{where}: there is no such program")
         keeper = _keeper()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", HELD, "sh", *self.argv),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **environment(task, address)},
-                cwd=self.cwd,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        keeper.keep(process.pid)
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.close()
-        try:
-            assert process.stderr is not None
-            tail = await _tail(process.stderr)
-            code = await process.wait()
-        finally:
-            await _end_group(process)
-            keeper.forget(process.pid)
+        with _variables(task, address) as variables:
+            reading, writing = os.pipe()
+            pipe, errors = await asyncio.get_running_loop().connect_read_pipe(_Tail, os.fdopen(reading, "rb", 0))
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *("/bin/sh", "-c", HELD, "sh", *self.argv),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=writing,
+                    env=variables,
+                    cwd=self.cwd,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                pipe.close()
+                raise ConfigError(f"{where}: {error}") from None
+            finally:
+                os.close(writing)
+            keeper.keep(process.pid)
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.close()
+            try:
+                code = await process.wait()
+            finally:
+                await _end_group(process)
+                keeper.forget(process.pid)
+                with contextlib.suppress(TimeoutError), contextlib.closing(pipe):
+                    async with asyncio.timeout(KILL_SECONDS):
+                        await errors.ended.wait()
         if code != 0:
-            raise AgentError(f"{shlex.join(self.argv)} ended with exit status {code}: {tail.strip()}")
+            raise AgentError(f"{shlex.join(self.argv)} ended with exit status {code}: {errors.text}")
 
 
 @cache
@@ -209,16 +181,27 @@ def _keeper() -> Keeper:
     return Keeper()
 
 
-def _make_limits() -> Any:
-    """As many connections as there are sessions; the run's concurrency limits them."""
-    import httpx2
-
-    return httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
+@contextlib.contextmanager
+def _variables(task: Task, address: SessionUrls) -> Iterator[dict[str, str]]:
+    """All of a command's environment; a task that is too long for a variable is in a file while the block runs."""
+    inherited = {name: value for name, value in os.environ.items() if name not in OVERRULING}
+    given = {**inherited, **environment(task, address)}
+    if len(given["AGENTRL_TASK"].encode()) <= LONGEST_VARIABLE:
+        yield given
+        return
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="agentrl-task-", suffix=".json") as file:
+        file.write(given.pop("AGENTRL_TASK"))
+        file.flush()
+        yield {**given, "AGENTRL_TASK_FILE": file.name}
 
 
 def environment(task: Task, address: SessionUrls) -> dict[str, str]:
-    """Return a command's environment variables."""
+    """Return a command's environment variables: its task, and what leads its clients to the gateway past any proxy."""
+    host = urlsplit(address.base_url).hostname or ""
+    direct = next((value for name in ("no_proxy", "NO_PROXY") if (value := os.environ.get(name))), "")
     return {
+        **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, (direct, host)))),
+        "OPENAI_API_BASE": address.base_url,
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.api_key,
         "ANTHROPIC_BASE_URL": address.anthropic_base_url,
@@ -333,11 +316,23 @@ async def _outcome(agent: UserAgent, task: Task, address: SessionUrls, timeout: 
     return Status.COMPLETED, None
 
 
-async def _tail(stream: asyncio.StreamReader) -> str:
-    tail = b""
-    while data := await stream.read(65536):
-        tail = (tail + data)[-TAIL_BYTES:]
-    return tail.decode(errors="replace")
+class _Tail(asyncio.Protocol):
+    """The end of what a program writes to its error output."""
+
+    def __init__(self) -> None:
+        self.ended, self._bytes = asyncio.Event(), b""
+
+    @property
+    def text(self) -> str:
+        return self._bytes.decode(errors="replace").strip()
+
+    def data_received(self, data: bytes) -> None:
+        """Keep no more than the end."""
+        self._bytes = (self._bytes + data)[-TAIL_BYTES:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that nobody writes any more."""
+        self.ended.set()
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.envs.results import INVALID, TOOL_FAULTS, invalid
 from agentrl.errors import AgentError, EnvError, InfraError, brief
 from agentrl.sessions.gateway.wire.fields import SAMPLING
+from agentrl.sessions.renderers.base import UNWRITTEN_NAMES
 from agentrl.sessions.tree.trainability import Untrainable
 from agentrl.types import MAIN, Group, Session, Status
 
@@ -128,6 +129,11 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
         for name, words in INVALID.items()
         if name in counted
     ]
+    if named := sorted({UNWRITTEN_NAMES, "gateway/ignored/name"} & counted):
+        notes.append(
+            "messages have a name that the model does not see, since its format writes none: put who speaks into the "
+            f"text (count/{named[0]})"
+        )
     if TOOL_FAULTS in counted:
         notes.append(
             "sessions failed by the infrastructure inside a tool call in every attempt, while other groups' tools "

@@ -32,7 +32,7 @@ from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, check_length, check_text, off_loop
 from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merge_streams
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, SpanKind, ToolSchema, parse
+from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, SpanKind, ToolSchema, drops_name, parse
 from agentrl.sessions.renderers.call_grammar import before_arguments, call_grammar
 from agentrl.sessions.renderers.strip import StrippedBranch, count_stripped
 from agentrl.sessions.tree.generation import aclose
@@ -194,6 +194,8 @@ class Exchange:
     ) -> list[RenderedMessage]:
         """New messages with their tokens; large ones are tokenised in a thread."""
         generator, tools = self.parts.generator, self.request.tools
+        if any(drops_name(generator.renderer, message) for message in messages):
+            self.request.ignored["name"] = "name"
         tokenizer, size = generator.renderer.tokenizer, characters(messages, tools if after is None else ())
         remaining = None if limit is None else limit - len(self.state.path_ids(parent))
 

@@ -355,7 +355,8 @@ class Gateway:
 
 
 def _no_such_session() -> ApiError:
-    return ApiError(401, "no such session, or the key is not its own", "invalid_api_key")
+    how = "send the api_key that opening it returned, as 'Authorization: Bearer KEY' or x-api-key"
+    return ApiError(401, f"no such session, or the key is not its own: {how}", "invalid_api_key")
 
 
 def _saving(store: Store, state: SessionState) -> Callable[[], None]:

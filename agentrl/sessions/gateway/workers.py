@@ -107,8 +107,15 @@ def style_of(request: Request) -> Style:
     path = request.url.path
     if "/v1beta/" in path or ("/v1/models/" in path and ":" in path.rpartition("/")[2]):
         return "google"
-    anthropic = "/v1/messages" in path or "anthropic-version" in request.headers
-    return "anthropic" if anthropic else "openai"
+    return "anthropic" if "/v1/messages" in path else client_style(request)
+
+
+def client_style(request: Request) -> Style:
+    """The protocol of a client's package, by the headers that it sends with all requests."""
+    if "anthropic-version" in request.headers:
+        return "anthropic"
+    googles = any(name in request.headers for name in ("x-goog-api-client", "x-goog-api-key"))
+    return "google" if googles else "openai"
 
 
 class Front:

@@ -18,10 +18,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+from agentrl.errors import RenderError
 from agentrl.types import Message, Node, Tokenizer
 
 PINNED_DAY = datetime(2024, 7, 26)
 """Today in every prompt, so that it is the same tomorrow and in every process: the fallback of Llama 3's template."""
+UNWRITTEN_NAMES = "unwritten_names"
+"""The counter of an environment's messages whose name the model does not see: its format writes none."""
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's shape: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
@@ -152,6 +155,19 @@ class Renderer(Protocol):
             tools: the tools on offer. Formats that write arguments without quotes (Qwen 3 Coder's and GLM's XML)
                 need their schemas to distinguish "5" from 5; the others ignore them.
         """
+
+
+def drops_name(renderer: Renderer, message: Message) -> bool:
+    """Return whether a message has a `name` that the format writes nowhere; a tool's is known by its call as well."""
+    if message.name is None or message.role == "tool":
+        return False
+    named = Message(role=message.role, content="a", name=message.name)
+    before = [Message(role="user", content="a")] if message.role == "assistant" else []
+    try:
+        written, plain = (renderer.render([*before, each]) for each in (named, named.model_copy(update={"name": None})))
+    except RenderError:  # a format that has no place for the role alone says nothing of names
+        return False
+    return written == plain
 
 
 def make_parser(renderer: Renderer, tools: Sequence[ToolSchema] = (), *, calls: bool = True) -> Parser:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import TokenBudgetExceeded, TreeError
-from agentrl.sessions.renderers.base import RenderedMessage, ToolSchema, parse
+from agentrl.sessions.renderers.base import UNWRITTEN_NAMES, RenderedMessage, ToolSchema, drops_name, parse
 from agentrl.sessions.renderers.strip import count_stripped
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.turn_generator import Budget, GeneratedTurn, Prompt, TurnGenerator
@@ -90,6 +90,8 @@ class Conversation:
             TreeError: the head was cut by a length limit, and nothing can follow it.
         """
         new = as_messages(messages)
+        if any(drops_name(self.generator.renderer, message) for message in new):
+            self.session.count(UNWRITTEN_NAMES)
         branch = self.generator.branch(self.session, self._parent, new)
         if branch is not None:
             self._go_to(branch.parent)

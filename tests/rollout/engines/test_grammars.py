@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import random
@@ -154,6 +155,25 @@ async def test_greedy_turns_keep_to_a_grammar_and_a_grammar_that_is_none_is_refu
 
 
 @pytest.mark.slow
+async def test_a_grammar_that_the_library_gives_up_ends_its_own_turn_and_no_other(engine: LocalEngine) -> None:
+    """It ended the engine, and with it the run: a schema that refers to itself is taken, and fails at its first token.
+
+    The program wrote the grammar, so the error is its own.
+    """
+    endless = Sampling(max_new_tokens=20, seed=1, json_schema=json.dumps({"$ref": "#"}))
+    plain = Sampling(max_new_tokens=20, seed=1)
+    alone = await collect(engine.generate("s/0", PROMPT, plain))
+    failed, beside = await asyncio.gather(
+        collect(engine.generate("s/1", PROMPT, endless)),
+        collect(engine.generate("s/2", PROMPT, plain)),
+        return_exceptions=True,
+    )
+    assert isinstance(failed, InvalidInput)
+    assert "the turn's grammar" in str(failed)
+    assert isinstance(beside, Turn)
+    assert beside.token_ids == alone.token_ids
+
+
 def test_under_a_schema_with_free_strings_nearly_all_tokens_of_a_real_vocabulary_are_trained(smollm: Path) -> None:
     """99 % and more, at two kilobytes a token; masks along a bounded string differ from token to token."""
     from agentrl.rollout.engines.grammars import Grammars

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
+from agentrl.rollout.stream.health import sampling_notes
+from agentrl.sessions.gateway.http.addresses import plain_path
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.wire import chat, completions, messages, responses
 from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT
+from agentrl.sessions.renderers.base import UNWRITTEN_NAMES
+from agentrl.sessions.tree.conversation import Conversation
+from agentrl.sessions.tree.turn_generator import TurnGenerator
+from agentrl.types import Message, Session, Task
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.test_chat import client
@@ -271,12 +278,76 @@ async def test_no_field_that_changes_the_text_anywhere_is_passed_over(serve: Ser
         assert served.engine.calls == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "known"),
+    [
+        ("/sessions/a/v1/chat/completions", "/sessions/a/v1/chat/completions"),
+        ("/sessions/a/chat/completions", "/sessions/a/v1/chat/completions"),
+        ("/sessions/a//v1/v1/messages/", "/sessions/a/v1/messages"),
+        ("/sessions/a/openai/deployments/org%2Fm/chat/completions", "/sessions/a/v1/chat/completions"),
+        ("/sessions/a/v1/v1beta/models/m:generateContent", "/sessions/a/v1beta/models/m:generateContent"),
+        ("//sessions/a/models/v1/openai", "/sessions/a/v1/models/v1/openai"),
+        ("/sessions/a/reward/", "/sessions/a/reward"),
+        ("/sessions/a/", "/sessions/a"),
+        ("/sessions/", "/sessions"),
+    ],
+)
+def test_an_address_means_the_same_with_its_version_once_or_twice_or_not_and_with_more_slashes(
+    asked: str, known: str
+) -> None:
+    assert plain_path(asked) == plain_path(known) == known
+
+
+async def test_clients_with_another_notion_of_a_base_url_find_the_session(serve: Serve) -> None:
+    """AI SDK and Anthropic's own package read one variable, and only one of them adds `/v1`."""
+    async with serve() as served:
+        access = await served.open()
+        url, own, key = access["base_url"], access["anthropic_base_url"], access["api_key"]
+        said = [{"role": "user", "content": "hi"}]
+        for base in (own, f"{url}/", f"{url}/v1"):
+            for path, limit in (("chat/completions", {}), ("messages", {"max_tokens": 9})):
+                reply = await post(f"{base}/{path}", key, {"model": "m", "messages": said, **limit})
+                assert reply.status_code == 200, reply.text
+        azure = openai.AsyncAzureOpenAI(azure_endpoint=own, api_key=key, api_version="2024-10-21", max_retries=0)
+        completion = await azure.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        assert completion.choices[0].message.content == "hello"
+        for name in ("planner", "worker"):  # LangChain's client leaves the model to the address
+            reply = await post(f"{own}/openai/deployments/{name}/chat/completions?api-version=1", key, {"messages": HI})
+            assert reply.json()["model"] == name
+        async with httpx.AsyncClient(headers={"x-api-key": key}) as http:
+            for address in (f"{url}/models", f"{url}/models/m", f"{own}/v1beta/models", f"{served.url}/health"):
+                head, got = await http.head(address), await http.get(address)
+                assert (head.status_code, head.content) == (200, b"")
+                assert head.headers["content-length"] == str(len(got.content))
+            assert (await http.head(f"{url}/chat/completions")).headers["allow"] == "POST"
+
+
+async def test_a_name_that_the_format_does_not_write_is_told(serve: Serve) -> None:
+    async with serve() as served:
+        access = await served.open()
+        said = [{"role": "user", "content": "hi", "name": "Bob"}]
+        for messages, told in ((said, "name"), ([{"role": "user", "content": "ho"}], None)):
+            reply = await post(
+                f"{access['base_url']}/chat/completions", access["api_key"], {"model": "m", "messages": messages}
+            )
+            assert (reply.status_code, reply.headers.get("x-agentrl-ignored")) == (200, told)
+        session = served.session(access["id"])
+        assert session.counters["gateway/ignored/name"] == 1
+    played = Session("s", Task(id="t"))
+    talk = Conversation(played, TurnGenerator(renderer(), None))
+    talk.add([Message(role="user", content="hi", name="Bob"), Message(role="user", content="ho")])
+    talk.add(Message(role="tool", content="5", name="add"))  # whose name its call says, where a format has one
+    assert played.counters == {UNWRITTEN_NAMES: 1}
+    for one in (session, played):
+        assert any("name that the model does not see" in note for note in sampling_notes([one], trained=True))
+
+
 @pytest.mark.slow
 async def test_an_address_that_does_not_exist_answers_in_the_protocols_own_shape(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()
         url, key = access["base_url"], access["api_key"]
-        for path in ("/nothing", "/v1/chat/completions"):
+        for path in ("/nothing", "/chat"):
             error = (await post(url + path, key, {})).json()["error"]
             assert (error["code"], error["type"]) == ("not_found", "not_found_error")
         for path, headers in (("/messages/batches", {}), ("/complete", {"anthropic-version": "2023-06-01"})):

@@ -216,6 +216,18 @@ async def test_a_tool_may_answer_with_an_image_and_a_system_prompt_may_not(serve
             assert answer.status_code == 200, answer.text
             shown = [node.message for node in served.session(opened["id"]).nodes if node.message.images]
             assert [message.role for message in shown] == ["tool"]
+            inline = {"inline_data": {"mime_type": "image/png", "data": source["data"], "display_name": "a.png"}}
+            given = {"name": "look", "response": {"output": "Here."}, "parts": [inline]}
+            contents = [
+                {"role": "user", "parts": [{"text": "Look."}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "look", "args": {}}}]},
+                {"role": "user", "parts": [{"functionResponse": given}]},
+            ]
+            place = f"{opened['google_base_url']}/v1beta/models/m:generateContent"
+            answer = await client.post(place, json={"contents": contents}, headers=headers)
+            assert answer.status_code == 200, answer.text
+            result = served.session(opened["id"]).nodes[-2].message
+            assert (result.role, result.text, len(result.images)) == ("tool", "Here.", 1)
             part = {"type": "image_url", "image_url": {"url": url(picture())}}
             system = [{"role": "system", "content": [part]}, {"role": "user", "content": "?"}]
             body = {"model": "m", "messages": system}

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -314,9 +315,18 @@ async def test_anthropic_parameters_that_cannot_be_honoured_are_named_in_anthrop
 
 
 @pytest.mark.slow
-async def test_both_families_list_the_model_in_their_own_shape(serve: Serve) -> None:
+async def test_each_family_lists_the_model_in_its_own_shape(serve: Serve) -> None:
+    """Google's newer packages ask `/v1`, as OpenAI's do, and found no model there."""
     async with serve(model="tiny") as served:
         access = await served.open()
+        headers = {"x-goog-api-key": access["api_key"], "x-goog-api-client": "google-genai-sdk/3.6.1"}
+        async with httpx.AsyncClient(headers=headers) as http:
+            for version in ("v1", "v1beta"):
+                models = f"{access['google_base_url']}/{version}/models"
+                listed = (await http.get(models)).json()["models"]
+                assert [one["name"] for one in listed] == ["models/tiny"]
+                assert (await http.get(f"{models}/tiny")).json() == listed[0]
+            assert (await http.get(f"{access['base_url']}/files")).json()["error"]["status"] == "NOT_FOUND"
         assert [m.id async for m in client(access).models.list()] == ["tiny"]
         assert [m.id async for m in claude(access).models.list()] == ["tiny"]
 

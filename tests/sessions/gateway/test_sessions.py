@@ -140,7 +140,9 @@ async def test_a_body_that_never_comes_and_one_that_is_no_json_are_refused(serve
                 answer = await http.post(f"{served.url}{path}", content=content, headers=headers)
                 assert answer.status_code == 400, content[:9]
             half = rb'{"model": "a\ud83d b"}', r"\ud83d (byte 12), half of a character"
-            for content, why in (half, (b"", "it is empty")):
+            coded = '{"model": "m", "messages": [{"role": "user", "content": "é"}]}'.encode("latin-1"), "not UTF-8"
+            wide = '{"model": "é"}'.encode("utf-16"), "not UTF-8, as JSON is: byte 0 is ff"
+            for content, why in (half, coded, wide, (b"\xef\xbb\xbf{}", "model: is required"), (b"", "it is empty")):
                 answer = await http.post(f"{served.url}{path}", content=content, headers=headers)
                 assert why in answer.json()["error"]["message"]
 

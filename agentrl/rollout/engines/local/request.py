@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.attachments.support import SupportRecorder
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, InvalidInput
 from agentrl.rollout.engines.grammars import Matcher
 from agentrl.rollout.engines.local.arena import BLOCK, Prefix
 from agentrl.rollout.engines.local.flat import BLOCK as KEYS
@@ -92,7 +92,7 @@ class Finished:
     """The end of a request in a step: its turn, or its log-probabilities where it was a scoring, or what broke it."""
 
     request: Request
-    result: Turn | list[float] | EngineError
+    result: Turn | list[float] | EngineError | InvalidInput
 
 
 def shared_beginnings(decoding: Sequence[Request]) -> list[Shared]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agentrl.attachments import routed_experts, support
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, InvalidInput
 from agentrl.rollout.engines.local.arena import BLOCK, Arena, Prefix, Prefixes, bucket, chain
 from agentrl.rollout.engines.local.parts import Shared
 from agentrl.rollout.engines.local.request import Finished, Request, shared_beginnings
@@ -285,14 +285,17 @@ class Scheduler:
         return segments, owners, size
 
     def _sample(self, logits_BV: Tensor, sampled: list[Request]) -> list[Finished]:
-        rows = [_next_sampling(request) for request in sampled]
+        failed: dict[Request, InvalidInput] = {}
+        rows = [_next_sampling(request, failed) for request in sampled]
         if not rows:
             return []
         tokens, logprobs, best = sample(logits_BV, rows)
         ended: list[Finished] = []
         for request, token, logprob, candidates in zip(sampled, tokens, logprobs, best, strict=True):
-            result: Turn | EngineError | None
-            if math.isfinite(logprob):
+            result: Turn | EngineError | InvalidInput | None = failed.get(request)
+            if result is not None:
+                request.computed = 0
+            elif math.isfinite(logprob):
                 request.ids.append(token)
                 request.logprobs.append(logprob)
                 if candidates:
@@ -352,13 +355,19 @@ class Scheduler:
         return ended
 
 
-def _next_sampling(request: Request) -> RowSampling:
-    """The sampling of the request's next token, with the tokens so far where penalties count them."""
+def _next_sampling(request: Request, failed: dict[Request, InvalidInput]) -> RowSampling:
+    """The sampling of the request's next token, with the tokens so far where penalties count them.
+
+    `failed` takes the request, and why, where its grammar can't say what may come next.
+    """
     row = request.row_sampling
     assert row is not None
     row.position = len(request.ids)
     if row.narrowed:
-        row.allowed = None if request.matcher is None else request.matcher.allowed()
+        try:
+            row.allowed = None if request.matcher is None else request.matcher.allowed()
+        except InvalidInput as error:
+            failed[request], row.allowed = error, None
         if row.sampling.penalised:
             row.generated = request.ids[request.begins :]
             if row.sampling.repetition_penalty != 1:

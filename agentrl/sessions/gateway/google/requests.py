@@ -21,7 +21,7 @@ from agentrl.sessions.gateway.limits import ImageLimits, Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import form_of, sampling_of
 from agentrl.sessions.gateway.wire.fields import SAMPLING
-from agentrl.sessions.gateway.wire.images import INLINE, NO_IMAGES, check_number, read_part
+from agentrl.sessions.gateway.wire.images import INLINE, NO_IMAGES, Content, check_number, join_pieces, read_part
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
 from agentrl.sessions.gateway.wire.turns import add_piece, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import flag, number
@@ -207,10 +207,17 @@ def convert(
 
 def _list_shown(contents: Sequence[Any]) -> list[Any]:
     """The images of contents, however a client spells them."""
-    held = [content.get("parts") for content in contents if isinstance(content, dict)]
-    parts = [part for each in held for part in (each if isinstance(each, list) else [each])]
-    named = [{camel(name) for name in part} for part in parts if isinstance(part, dict)]
-    return [{"type": INLINE} for names in named if INLINE in names]
+    shown = list[Any]()
+    for content in contents:
+        held = content.get("parts") if isinstance(content, dict) else None
+        parts = [
+            {camel(name): one for name, one in part.items()}
+            for part in (held if isinstance(held, list) else [held])
+            if isinstance(part, dict)
+        ]
+        shown += [{"type": INLINE} for part in parts if INLINE in part]
+        shown += _list_shown([part.get("functionResponse") for part in parts])
+    return shown
 
 
 def _image(part: Mapping[str, Any], where: str, images: ImageLimits) -> str | Part:
@@ -257,15 +264,25 @@ def _user(parts: Sequence[Mapping[str, Any]], where: str, images: ImageLimits) -
         if "functionResponse" in part:
             given = rename_fields(part["functionResponse"], at)
             name = text_at(given, "name", f"{at}.functionResponse")
-            text = _result(object_at(given.get("response", {}), f"{at}.functionResponse.response"))
-            if given.get("parts"):
-                raise refuse_parameter(f"{at}.functionResponse.parts", "only response, which is text")
-            messages.append(Message(role="tool", content=text, tool_call_id=str(given.get("id") or name), name=name))
+            content = _response(given, f"{at}.functionResponse", images)
+            messages.append(Message(role="tool", content=content, tool_call_id=str(given.get("id") or name), name=name))
         elif INLINE in part:
             add_piece(messages, _image(part, at, images))
         else:
             add_piece(messages, text_at(part, "text", at))
     return messages or [Message(role="user", content="")]
+
+
+def _response(given: Mapping[str, Any], where: str, images: ImageLimits) -> Content:
+    """A function's response: its text, and the images beside it."""
+    text = _result(object_at(given.get("response", {}), f"{where}.response"))
+    shown = list[str | Part]()
+    for place, part in enumerate(_parts(given, where)):
+        at = f"{where}.parts[{place}]"
+        if INLINE not in part:
+            raise refuse_parameter(f"{at}.{next(iter(part), '')[:100]}", f"only {INLINE}: an image")
+        shown.append(_image(part, at, images))
+    return join_pieces([text, *shown]) if shown else text
 
 
 def _result(response: Mapping[str, Any]) -> str:

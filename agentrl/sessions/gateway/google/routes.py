@@ -62,13 +62,13 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
     async def models(session_id: str, request: Request) -> Response:
         """The models behind this gateway."""
         names = gateway.entry(session_id, key_of(request)).models(gateway.model)
-        return JSONResponse({"models": [_describe(name) for name in names]})
+        return JSONResponse({"models": [describe_model(name) for name in names]})
 
     @app.get(f"{_PATH}/{{model:path}}", responses=openapi.answers(200, 401, 410))
     async def model(session_id: str, model: str, request: Request) -> Response:
         """The same, by whatever name its client calls it."""
         gateway.entry(session_id, key_of(request))
-        return JSONResponse(_describe(model))
+        return JSONResponse(describe_model(model))
 
 
 def _read_counted(body: Body) -> Body:
@@ -81,5 +81,6 @@ def _read_counted(body: Body) -> Body:
     return Body({**fields, **({} if contents is None else {requests.CONTENTS: contents})}, None)
 
 
-def _describe(name: str) -> dict[str, Any]:
+def describe_model(name: str) -> dict[str, Any]:
+    """A model as Google's API describes it."""
     return {"name": f"models/{name}", "displayName": name, "version": "1", "supportedGenerationMethods": list(METHODS)}

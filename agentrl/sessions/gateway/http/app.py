@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, cast
+from urllib.parse import quote
 
 import orjson
 from fastapi import FastAPI, Request
@@ -35,6 +36,7 @@ from agentrl.sessions.gateway.exclusion import Exclusion
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.google.routes import add_google
 from agentrl.sessions.gateway.http import openapi
+from agentrl.sessions.gateway.http.addresses import DEPLOYMENT, deployment_in, plain_path
 from agentrl.sessions.gateway.http.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.forwarding import Forwarding
@@ -55,7 +57,7 @@ from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
 from agentrl.sessions.gateway.sizes import check_length, check_text
 from agentrl.sessions.gateway.turn_request import MAX_TEXT, Read, TurnRequest, cache_reader
 from agentrl.sessions.gateway.wire import chat, chat_replies, completions, messages, messages_replies, responses
-from agentrl.sessions.gateway.workers import SessionShard, new_session_id, redirect, session_in, style_of
+from agentrl.sessions.gateway.workers import SessionShard, client_style, new_session_id, redirect, session_in, style_of
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store.export import session_dict
 from agentrl.sessions.store.store import Store
@@ -78,13 +80,16 @@ class GatewayApp(FastAPI):
 
     FastAPI's routing takes a third of a turn's time, so requests for turns bypass it. They are routes all the same, for
     the API's description and for applications with middleware. Requests for sessions
-    that belong to another worker are redirected there.
+    that belong to another worker are redirected there. Addresses are as `plain_path` has them.
     """
 
     turns: dict[str, Handle]
     shard: SessionShard | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (path := plain_path(scope["path"])) != scope["path"]:
+            named = {DEPLOYMENT: deployment_in(scope["path"])}
+            scope = {**scope, **named, "path": path, "raw_path": quote(path).encode()}
         if scope["type"] == "http" and self.shard is not None:
             session_id = session_in(scope["path"])
             if session_id is not None and not self.shard.has(session_id):
@@ -296,9 +301,11 @@ def _counts_and_models(app: GatewayApp, gateway: Gateway) -> None:
     async def models(session_id: str, request: Request) -> Response:
         """The models behind this gateway."""
         names = gateway.entry(session_id, key_of(request)).models(gateway.model)
-        anthropic = "anthropic-version" in request.headers
-        each = [described_model(name, anthropic) for name in names]
-        if anthropic:
+        style = client_style(request)
+        each = [described_model(name, style) for name in names]
+        if style == "google":
+            return answer({"models": each})
+        if style == "anthropic":
             return answer({"data": each, "has_more": False, "first_id": names[0], "last_id": names[-1]})
         return answer({"object": "list", "data": each})
 

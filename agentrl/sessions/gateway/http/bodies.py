@@ -7,6 +7,7 @@ parsed only where no cached history has the same bytes.
 
 from __future__ import annotations
 
+import codecs
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -65,9 +66,9 @@ class Body:
             ApiError: it is not a JSON object.
         """
         try:
-            top = _TOP.decode(data)
+            top = _TOP.decode(data.removeprefix(codecs.BOM_UTF8))
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            why = _find_half(data) or f"the body must be a JSON object: {error if data else 'it is empty'}"
+            why = _find_fault(data) or f"the body must be a JSON object: {error if data else 'it is empty'}"
             raise ApiError(400, why, "invalid_json") from None
         history: History | None = None
         fields, text = {}, list[bytes]()
@@ -89,11 +90,18 @@ def loads(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, _find_half(data) or f"the body is not valid JSON: {error}", "invalid_json") from None
+        raise ApiError(400, _find_fault(data) or f"the body is not valid JSON: {error}", "invalid_json") from None
 
 
-def _find_half(data: bytes) -> str:
-    """Describe the first half of a character in a body that can't be read: programs that cut texts send such; or ''."""
+def _find_fault(data: bytes) -> str:
+    """Describe bytes of a body that can't be read that no text has, or the half of a character; '' for other faults.
+
+    Programs that cut texts send halves, and some systems' tools another encoding.
+    """
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return f"the body is not UTF-8, as JSON is: byte {error.start} is {data[error.start : error.end].hex()}"
     half = _HALF.search(data)
     what = "half of a character, without the other: cut texts between characters"
     return f"the body has {half[0].decode()} (byte {half.start()}), {what}" if half is not None else ""

@@ -39,7 +39,7 @@ async def serve_app(app: Any, listener: socket.socket, limits: Limits, tls: Tls 
         InfraError: the server did not start.
     """
     config = uvicorn.Config(
-        app,
+        _with_head(app),
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -66,6 +66,17 @@ async def serve_app(app: Any, listener: socket.socket, limits: Limits, tls: Tls 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS + 5):
                 await serving
+
+
+def _with_head(app: Any) -> Any:
+    """An application that answers HEAD wherever it answers GET; the server leaves the body out."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await app(scope, receive, send)
+
+    return answer
 
 
 def address(listener: socket.socket, host: str, tls: Tls | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import zlib
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from agentrl.sessions.gateway.delivery import CLIENT, GatewayClient
 from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.gateway import Gateway
+from agentrl.sessions.gateway.http.addresses import DEPLOYMENT
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.bodies import Body as RequestBody
 from agentrl.sessions.gateway.http.bodies import loads, nests_deeper
@@ -23,6 +25,8 @@ from agentrl.sessions.gateway.workers import KEY_FIELD, bearer_key
 from agentrl.types import Status
 
 Body = TypeVar("Body", bound=BaseModel)
+KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
+"""Headers that hold the key where `Authorization` doesn't: Anthropic's, Google's, Azure's."""
 ENCODINGS = ("identity", "gzip", "x-gzip", "deflate")
 """Values of Content-Encoding that are read."""
 
@@ -35,6 +39,8 @@ async def authorized_body(
     data = await read_body(request, gateway.parts.limits)
     parse = functools.partial(RequestBody.parse, data, conversation_field, gateway.parts.limits.depth)
     body = parse() if len(data) < LARGE_BODY else await asyncio.to_thread(parse)
+    if (named := request.scope.get(DEPLOYMENT)) and body.fields.get("model") is None:
+        body = replace(body, fields={**body.fields, "model": named}, text=(*body.text, named.encode()))
     if entry.state.session.status is not Status.OPEN:
         raise ApiError(410, f"session {session_id!r} is closed", "session_closed")
     if entry.state.broken is not None:
@@ -115,7 +121,7 @@ def validate_body(kind: type[Body], value: Any) -> Body:
 def key_of(request: Request) -> str:
     """The key: in a protocol's header, or in the query (Google's, or after a redirect); '' if there is none."""
     headers, query = request.headers, request.query_params
-    given = bearer_key(request) or headers.get("x-api-key") or headers.get("x-goog-api-key")
+    given = bearer_key(request) or next(filter(None, map(headers.get, KEY_HEADERS)), "")
     return given or query.get(KEY_FIELD) or query.get("key", "")
 
 

@@ -17,13 +17,15 @@ from fastapi.responses import Response
 
 from agentrl.sessions.gateway.entries import SessionEntry
 from agentrl.sessions.gateway.gateway import Gateway
+from agentrl.sessions.gateway.google.routes import describe_model
 from agentrl.sessions.gateway.http import openapi
-from agentrl.sessions.gateway.http.api_error import ApiError, refuse_parameter
+from agentrl.sessions.gateway.http.api_error import ApiError, Style, refuse_parameter
 from agentrl.sessions.gateway.http.requests import json_body, key_of
 from agentrl.sessions.gateway.replies.items import items_of, items_of_path, page_of
 from agentrl.sessions.gateway.replies.kept import MOST_ADDED, ReplyStatus, StoredConversation
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.wire import responses
+from agentrl.sessions.gateway.workers import client_style
 from agentrl.sessions.tree import tree
 
 LONGEST_NAME = 200
@@ -157,12 +159,14 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
         gateway.entry(session_id, key_of(request))
         if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             raise ApiError(404, f"no model {name!r:.100}", "model_not_found", "model")
-        return _answer(described_model(name, "anthropic-version" in request.headers))
+        return _answer(described_model(name, client_style(request)))
 
 
-def described_model(name: str, anthropic: bool) -> dict[str, Any]:
+def described_model(name: str, style: Style) -> dict[str, Any]:
     """A model as its protocol describes it."""
-    if anthropic:
+    if style == "google":
+        return describe_model(name)
+    if style == "anthropic":
         return {"id": name, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
 
