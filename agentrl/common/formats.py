@@ -109,16 +109,32 @@ def mark_database(db: sqlite3.Connection, written: Format) -> None:
     db.execute(f"PRAGMA user_version = {written.number}")
 
 
-def address_to_read(path: Path | str) -> str:
-    """Return the address by which SQLite reads a database that it keeps a log of, without changing it.
+def connect_to_read(
+    path: Path | str, timeout: float = 5.0, *, untouched: bool = False, **options: Any
+) -> sqlite3.Connection:
+    """Open a database that SQLite keeps a log of, without changing it.
 
     A reader makes files for the log beside it. Where the folder can't be written (a disk mounted read-only, somebody
-    else's run), and there is no log, the database is read as one that nobody writes.
+    else's run), a database without a log is read as one that nobody writes. So is one with a log that has no index,
+    which whoever writes would have made: SQLite makes it in memory, as it does where it locks nothing.
+
+    Args:
+        path: its file.
+        timeout: seconds to wait for another process's write.
+        untouched: make no files beside it in any case.
+        options: as of `sqlite3.connect`.
     """
     log, index = Path(f"{path}-wal"), Path(f"{path}-shm")
-    is_whole = not log.exists() or not (log.stat().st_size or index.exists())
-    is_final = is_whole and not os.access(Path(path).resolve().parent, os.W_OK)
-    return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if is_final else ''}"
+    way = ""
+    if untouched or not os.access(Path(path).resolve().parent, os.W_OK):
+        if not log.exists() or not (log.stat().st_size or index.exists()):
+            way = "&immutable=1"
+        elif not index.exists():
+            way = "&vfs=unix-none"
+    db: sqlite3.Connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro{way}", timeout, uri=True, **options)
+    if "vfs" in way:
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+    return db
 
 
 def check_database(path: Path | str, expected: Format, named: Path | None = None) -> None:
@@ -135,11 +151,8 @@ def check_database(path: Path | str, expected: Format, named: Path | None = None
     file = Path(path)
     if not file.is_file() or not file.stat().st_size:
         return
-    log = Path(f"{path}-wal")
-    whole = not log.exists() or not log.stat().st_size
-    mode = "mode=ro&immutable=1" if whole else "mode=ro"  # a plain reader leaves files behind
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True)) as db:
+        with closing(connect_to_read(path, untouched=True)) as db:
             number = int(db.execute("PRAGMA user_version").fetchone()[0])
             if number <= expected.number:
                 return

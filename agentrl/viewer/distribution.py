@@ -42,7 +42,7 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
 def select_rows(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """The rows of a query over a store that a run may be writing."""
     try:
-        with closing(sqlite3.connect(formats.address_to_read(path), uri=True)) as db:
+        with closing(formats.connect_to_read(path)) as db:
             edited.show(db, path)
             return db.execute(select, values).fetchall()
     except sqlite3.Error as error:

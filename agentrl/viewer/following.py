@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator
 
 from agentrl.common.untrusted import visible_text
-from agentrl.sessions.store.query import Between, Filters
+from agentrl.sessions.store.query import Filters
+from agentrl.sessions.store.store import PAGE
 from agentrl.sessions.store.summary import Summary
 from agentrl.train.display.panel import short
 from agentrl.types import Node, Status
@@ -15,8 +16,6 @@ from agentrl.viewer.runs import Run, RunStatus
 
 INTERVAL = 1.0
 """Seconds between two looks at the store."""
-LATE = 60.0
-"""Seconds by which a session may be stored after it ended."""
 MOST = 100_000
 """Sessions that a look takes."""
 TEXT = 300
@@ -37,38 +36,51 @@ def follow(run: Run, wanted: Filters, interval: float = INTERVAL) -> Iterator[st
 
 
 class Follower:
-    """Knows which messages it has shown."""
+    """Knows which messages it has shown.
+
+    A look costs as much as there is under way and new, however many sessions are stored, and asks no clock.
+    """
 
     def __init__(self, run: Run, wanted: Filters) -> None:
-        self._run, self._wanted = run, {name: value for name, value in wanted.items() if name != "status"}
+        self._run, self._wanted = run, wanted
         self._shown: dict[str, int] = {}
-        self._ended: dict[str, float] = {}
-        self._since = time.time()
+        self._open: set[str] = set()
+        self._last: str | None = None  # `SessionPage.last` of what is stored
 
     def begin(self) -> int:
         """Take what is stored as shown; returns how many sessions are under way."""
         if not self._run.database.exists():
             return 0
-        self._ended = {row.id: row.ended or 0.0 for row in self._find("ended", Between(self._since - LATE, None))}
-        self._shown = {row.id: row.nodes for row in self._find("status", Status.OPEN.value)}
-        return len(self._shown)
+        store = self._run.store()
+        self._last = store.find(descending=True, limit=1).last
+        rows = store.find({"status": Status.OPEN.value}, limit=MOST).rows
+        self._shown = {row.id: row.nodes for row in rows}
+        self._open = set(self._shown)
+        return len(self._find(self._open)) if "status" not in self._wanted else len(rows)
 
     def look(self) -> Iterator[str]:
         """Yield what is new since the last look: messages, and how sessions ended."""
         if not self._run.database.exists():
             return
-        now = time.time()
-        ended = [row for row in self._find("ended", Between(self._since - LATE, None)) if row.id not in self._ended]
-        under_way = self._find("status", Status.OPEN.value)  # after those that ended: none is in both
+        new = self._read_new()
+        now = {row.id for row in self._run.store().find({"status": Status.OPEN.value}, limit=MOST).rows}
+        rows = self._find(self._open | now | new)
+        ended = [row for row in rows if row.status is not Status.OPEN]
         for row in ended:
             yield from self._new(row)
             yield _line(row.id, _end(row))
-            self._shown.pop(row.id, None)
-        for row in under_way:
+        for row in (row for row in rows if row.status is Status.OPEN):
             yield from self._new(row)
-        self._ended |= {row.id: row.ended or 0.0 for row in ended}
-        self._ended = {id_: at for id_, at in self._ended.items() if at >= now - LATE}
-        self._since = now
+        self._open = now - {row.id for row in ended}
+        self._shown = {id_: nodes for id_, nodes in self._shown.items() if id_ in self._open}
+
+    def _read_new(self) -> set[str]:
+        """The sessions that were stored since the last look."""
+        found = set[str]()
+        while (page := self._run.store().find(limit=PAGE, after=self._last)).last is not None:
+            self._last = page.last
+            found |= {row.id for row in page.rows}
+        return found
 
     def _new(self, row: Summary) -> Iterator[str]:
         """The messages of a session that were not shown."""
@@ -78,8 +90,12 @@ class Follower:
             self._shown[row.id] = len(nodes)
             yield from (_line(row.id, summarize_message(node)) for node in nodes[known:])
 
-    def _find(self, name: str, value: object) -> list[Summary]:
-        return self._run.store().find({**self._wanted, name: value}, limit=MOST).rows
+    def _find(self, ids: set[str]) -> list[Summary]:
+        """Those of the sessions that are wanted."""
+        if not ids:
+            return []
+        wanted = self._wanted if "id" in self._wanted else {**self._wanted, "id": ids}
+        return [row for row in self._run.store().find(wanted, limit=MOST).rows if row.id in ids]
 
 
 def summarize_message(node: Node) -> str:

@@ -6,6 +6,7 @@ import logging
 import shutil
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from agentrl.errors import InvalidInput, StoreError
 from agentrl.sessions.store import salvage
 from agentrl.sessions.store.integrity import checksum
 from agentrl.sessions.store.store import Store
+from agentrl.sessions.store.writing import Saving
 from agentrl.types import Session, Task
 from tests.sessions.test_store import small
 
@@ -208,3 +210,24 @@ def test_a_check_of_a_large_store_takes_no_memory_for_its_file(tmp_path: Path) -
     assert report.ok
     assert size > 8_000_000
     assert peak < size / 4
+
+
+def test_a_whole_store_is_checked_where_it_lies_also_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stores have many gigabytes, and each check copied all of one."""
+    monkeypatch.setattr(salvage, "copy_files", None)
+    inspect = salvage._inspect
+    with Store(tmp_path / "s.db") as store:
+        store.save_all([Saving(small("a")), Saving(small("b"))])
+
+        def written_meanwhile(*given: Any) -> Any:
+            found = inspect(*given)
+            yield next(found)
+            store.save(small("c"))
+            yield from found
+
+        monkeypatch.setattr(salvage, "_inspect", written_meanwhile)
+        report = salvage.check(tmp_path / "s.db", tmp_path / "new.db")
+    assert (report.ok, report.undamaged) == (True, ["a", "b"]), report.lines()
+    assert (tmp_path / "new.db").is_file()

@@ -443,8 +443,11 @@ def test_a_store_in_a_folder_that_can_not_be_written_is_read_without_files_besid
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On a disk mounted read-only SQLite could not make its log's files, and no command could read the run."""
+    (left := tmp_path / "killed").mkdir()
     with Store(tmp_path / "s.db") as store:
         store.save(small("a"))
+        for ending in ("", "-wal"):  # as a killed process leaves them, and a copy that has no index
+            shutil.copy(f"{store.path}{ending}", f"{left / 's.db'}{ending}")
     (tmp_path / "s.db-wal").touch()  # as a reader leaves it
     before = set(tmp_path.iterdir())
     monkeypatch.setattr("os.access", lambda *args: False)
@@ -452,3 +455,6 @@ def test_a_store_in_a_folder_that_can_not_be_written_is_read_without_files_besid
         assert store.ids() == ["a"]
         assert search(tmp_path / "s.db", "m0").rows
         assert set(tmp_path.iterdir()) == before
+    with Store(left / "s.db", read_only=True) as store:
+        assert store.load("a").id == "a"
+    assert {file.name for file in left.iterdir()} == {"s.db", "s.db-wal"}

@@ -69,3 +69,26 @@ def test_only_sessions_that_fit_are_followed_and_no_message_commands_a_terminal_
 def test_the_command_ends_where_no_run_is_under_way(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert run_agentrl("sessions", folder, "--follow", "task=t") == 0
     assert capsys.readouterr().out.splitlines() == [f"{folder.name}: 0 sessions under way", f"{folder.name}: stopped"]
+
+
+def test_what_is_followed_depends_on_no_clock_and_on_no_session_that_ended_before(folder: Path):
+    """Sessions were found by the time of their end: a clock that was set back showed an hour of them again, or none."""
+    with Store(folder / "sessions.db") as store:
+        store.save(session("before", "old", status=Status.COMPLETED))
+        store.save(session("a", "hello"))
+        follower = Follower(run_at(folder), {"status": "completed"})
+        assert follower.begin() == 1
+        early = session("a", "hello", "hi", status=Status.COMPLETED)
+        early.ended = 5.0
+        store.save(early)
+        late = session("b", "one", status=Status.COMPLETED)
+        late.ended = 4e9
+        store.save(late)
+        store.save(session("cut", "two", status=Status.TRUNCATED))
+        ends = [line for line in follower.look() if "score" in line]
+        assert ends == ["a  completed, score 1, 1 turns, 0 tokens", "b  completed, score 1, 0 turns, 0 tokens"]
+        assert list(follower.look()) == []
+        store.delete("b")
+        store.save(session("b", "again", status=Status.COMPLETED))
+        store.save(session("c", "last", status=Status.COMPLETED))
+        assert "c  user: last" in list(follower.look())

@@ -13,7 +13,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT, NOOP
 from agentrl.envs.turns import Actor
 from agentrl.errors import ConfigError, suggest
-from agentrl.rollout.episodes.groups import Rollouts
+from agentrl.rollout.episodes.groups import EVAL, Rollouts
 from agentrl.rollout.episodes.programs import Program
 from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
 from agentrl.rollout.stream.health import failures, finding, overlong, sampling_notes, sessions_of, with_retries
@@ -111,7 +111,7 @@ async def play_held_out(
                 advance(session)
 
             size, attempt = measured.n, next(attempts)
-            return await rollouts.collect(tasks, who, phase="eval", n=size, step=step, attempt=attempt, ended=report)
+            return await rollouts.collect(tasks, who, phase=EVAL, n=size, step=step, attempt=attempt, ended=report)
 
     groups = await with_retries(generate, name, progress.warn)
     sessions = sessions_of(groups)

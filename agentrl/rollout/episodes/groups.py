@@ -37,6 +37,7 @@ from agentrl.rollout.episodes.tool_faults import ToolFaults
 from agentrl.rollout.stream.seeds import group_seed
 from agentrl.rollout.stream.slots import Slots
 from agentrl.rollout.stream.unfinished import Left, LeftSessions, Restored, StateSaver, restore_env
+from agentrl.rollout.workers.held import hold
 from agentrl.sessions.store.recorder import Records
 from agentrl.sessions.tree import tree
 from agentrl.sessions.tree.codec import make_storable
@@ -45,6 +46,7 @@ from agentrl.types import GREEDY, Engine, Group, Session, Status, Task
 
 TRAIN = "train"
 """The phase of the groups that are trained on."""
+EVAL = "eval"
 DEMO = "demo"
 """The phase of demonstrations that are imitated, which get no rewards that the run adds."""
 EVALUATION = -1
@@ -75,6 +77,7 @@ class Rollouts:
         partners: play agents in its place.
         environment: the name under which the environment was configured.
         recorder: stores the sessions while they are generated, every attempt at one included; None stores nothing.
+        load: reads a stored session by its id: those of an evaluation leave the memory; None keeps them there.
         left: the sessions that an earlier process of the run left; empty where it was not resumed.
         views: whether a critic reads what environments tell it (`Env.critic_view`).
         counterfactuals: how often each joint turn of training is continued again for each agent (`algo=coma`).
@@ -89,6 +92,7 @@ class Rollouts:
     partners: Partners = field(default_factory=dict)
     environment: str = ""
     recorder: Records | None = None
+    load: Callable[[str], Session] | None = None
     left: LeftSessions = field(default_factory=LeftSessions, repr=False, compare=False)
     views: bool = False
     counterfactuals: int = 0
@@ -106,10 +110,7 @@ class Rollouts:
         object.__setattr__(self, "tool_faults", ToolFaults())
 
     def limited(self, limits: RolloutConfig, *, apart: bool, policy: Policy | None = None) -> Rollouts:
-        """Return rollouts under other limits, and by another policy if one is given.
-
-        `apart`: with a limit on concurrent sessions of its own.
-        """
+        """Return rollouts under other limits, perhaps by another policy; `apart`: with slots of their own."""
         other = replace(self, limits=limits, policy=policy or self.policy)
         if not apart:
             object.__setattr__(other, "slots", self.slots)
@@ -141,10 +142,7 @@ class Rollouts:
 
         Returns:
             One group for each task, in their order; a session whose retries all failed is in its group as INFRA_ERROR.
-
-        Raises:
-            AgentRLError: a failure that the user must fix; the other sessions are cancelled.
-            EngineError: no engine is left, and none can be started.
+            It raises what `generate` does.
         """
         name = phase if step is None else f"{phase}{step}"
         groups = [new_group(name, number, task, attempt) for number, task in enumerate(tasks)]
@@ -216,6 +214,8 @@ class Rollouts:
             group.sessions = await grow_tree(group.sessions, n, self.combinations, actor, new, play)
         if await give_group_rewards(self.make_env, group.sessions) and self.recorder is not None:
             await asyncio.gather(*map(self.recorder.end, group.sessions))
+        if phase == EVAL and self.load is not None:
+            group.sessions = [hold(session, self.load) for session in group.sessions]
 
     async def play(self, session: Session, actor: Actor) -> Session:
         """Play a new session by itself, once."""

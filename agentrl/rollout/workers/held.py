@@ -9,13 +9,14 @@ is seldom needed (transcripts, a filter of the user's that reads messages) costs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import orjson
 
 from agentrl.rollout.stream.usage import Usage, usage_of
+from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.codec import pack_floats, pack_ids
 from agentrl.types import MAIN, Node, Session, Task
 
@@ -145,6 +146,20 @@ class SessionHead:
                 usage=usage_of(session),
             ),
         )
+
+
+def hold(session: Session, load: Callable[[str], Session]) -> Session:
+    """A stored session without what grows with it, which `load` reads from the store when it is asked for."""
+    return session if is_head(session) else SessionRef.of(SessionHead.of(session), session.task, load)
+
+
+def read_heads(store: Store, **filters: Any) -> Iterator[Session]:
+    """The sessions that fit every filter (`query.Filters`), as `hold` leaves them; those of a group share its task."""
+    tasks: dict[str, Task] = {}
+    for session in store.sessions(**filters):
+        task = tasks.setdefault(session.group, session.task)
+        session.task = task if task == session.task else session.task
+        yield hold(session, store.load)
 
 
 def _facts(session: Session) -> SessionFacts | None:

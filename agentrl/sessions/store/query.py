@@ -65,10 +65,12 @@ class SessionPage:
     Attributes:
         rows: in order.
         next: `after` of the next page; None for the last one.
+        last: `after` of what is stored after these, if they are in no other order; None where there are none.
     """
 
     rows: list[Summary]
     next: str | None
+    last: str | None = None
 
 
 def find(
@@ -94,8 +96,9 @@ def find(
             _page(f"{where} AND {expression} IS NULL{beyond}", "NULL", order),
             [*values, *names, *given, limit + 1 - len(rows)],
         ).fetchall()
-    next_page = orjson.dumps(rows[limit - 1][-2:]).decode() if len(rows) > limit else None
-    return SessionPage([summary_from(row[:-2]) for row in rows[:limit]], next_page)
+    last_row = orjson.dumps(rows[:limit][-1][-2:]).decode() if rows else None
+    found = [summary_from(row[:-2]) for row in rows[:limit]]
+    return SessionPage(found, last_row if len(rows) > limit else None, last_row)
 
 
 def _page(where: str, expression: str, order: str) -> str:

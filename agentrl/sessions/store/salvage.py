@@ -1,8 +1,9 @@
 """Finds the undamaged sessions of a store, and saves them: `agentrl sessions FILE --check`, `--salvage NEW`.
 
 SQLite drops everything in a damaged log from the first damaged frame on, and overwrites it permanently. So nothing here
-opens the store: its files are copied; in the copy every frame of the log gets the checksums that SQLite expects, and a
-truncated main file is padded to its length. The rows' own checksums (`integrity`) decide what is undamaged.
+opens a store that is truncated, or whose log is damaged: its files are copied; in the copy every frame of the log gets
+the checksums that SQLite expects, and a truncated main file is padded to its length. Any other store is read where it
+lies, also while a run writes it. The rows' own checksums (`integrity`) decide what is undamaged.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import sqlite3
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.common import formats
 from agentrl.errors import InvalidInput, StoreError
-from agentrl.sessions.store.integrity import CountFile, copy_files
+from agentrl.sessions.store.integrity import CountFile, Counts, copy_files
 from agentrl.sessions.store.schema import read_session
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.store.summary import COLUMNS, SELECTED, Totals, values
@@ -26,6 +27,8 @@ from agentrl.types import Session
 HEADER, WAL_HEADER, FRAME_HEADER = 100, 32, 24
 """Lengths in bytes; see https://www.sqlite.org/fileformat2.html#the_write_ahead_log."""
 SHOWN = 20
+TRIES = 5
+"""Looks at a store's files before they are taken for damaged."""
 
 
 @dataclass(slots=True)
@@ -76,18 +79,33 @@ def check(path: Path, out: Path | None = None) -> SalvageReport:
     if out is not None and out.exists():
         raise InvalidInput(f"{str(out)!r} exists; salvage into a new file")
     report = SalvageReport()
+    written = CountFile(str(path)).read()  # before the store, which may go on
+    try:
+        with _open(path, report) as db:
+            found = _inspect(db, report, written)
+            _save(found, out) if out is not None else all(found)
+    except (sqlite3.Error, struct.error) as error:
+        report.faults.append(f"the rest of the file can't be read: {error}")
+    return report
+
+
+@contextmanager
+def _open(path: Path, report: SalvageReport) -> Iterator[sqlite3.Connection]:
+    """One snapshot of a store, or a repaired copy of it; the report gets what was wrong with its files."""
+    for _ in range(TRIES):  # what a run is just writing looks like damage
+        if not _find_faults(path):
+            formats.check_database(path, formats.STORE)
+            with closing(formats.connect_to_read(path, untouched=True, isolation_level=None)) as db:
+                db.execute("BEGIN")
+                yield db
+            return
     with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
         copy = Path(folder) / "store.db"
         copy_files(path, copy)
-        formats.check_database(copy, formats.STORE, path)  # of the copy: a reader leaves files behind
-        try:
-            report.faults += _repair(copy)
-            with closing(sqlite3.connect(copy)) as db:
-                found = _inspect(db, report, CountFile(str(copy)))
-                _save(found, out) if out is not None else all(found)
-        except (sqlite3.Error, struct.error) as error:
-            report.faults.append(f"the rest of the file can't be read: {error}")
-    return report
+        formats.check_database(copy, formats.STORE, path)
+        report.faults += _find_faults(copy, repair=True)
+        with closing(sqlite3.connect(copy)) as db:
+            yield db
 
 
 def _save(sessions: Iterator[Session], out: Path) -> None:
@@ -96,7 +114,7 @@ def _save(sessions: Iterator[Session], out: Path) -> None:
             store.save(session)
 
 
-def _inspect(db: sqlite3.Connection, report: SalvageReport, count: CountFile) -> Iterator[Session]:
+def _inspect(db: sqlite3.Connection, report: SalvageReport, written: Counts) -> Iterator[Session]:
     """The undamaged sessions, one by one; the report gets everything else."""
     faults = [row[0] for row in db.execute("PRAGMA integrity_check(3)")]
     report.faults += [f"SQLite reports: {fault}" for fault in faults if fault != "ok"]
@@ -114,7 +132,6 @@ def _inspect(db: sqlite3.Connection, report: SalvageReport, count: CountFile) ->
         if wrong := _wrong_summary(db, key, session):
             report.faults.append(f"session {id_!r} is undamaged, but its summary is not: {wrong}")
         yield session
-    written = count.read()
     try:
         commits, sessions = db.execute("SELECT commits, sessions FROM totals").fetchone()
     except (sqlite3.Error, TypeError):
@@ -157,10 +174,10 @@ def _wrong_summary(db: sqlite3.Connection, key: int, session: Session) -> str:
     return ", ".join(name for name, one, two in zip(COLUMNS, expected, row, strict=True) if one != two)
 
 
-def _repair(copy: Path) -> list[str]:
-    """Make a copy readable as far as possible; returns what was wrong with it."""
-    faults, size = [], copy.stat().st_size
-    with copy.open("rb") as file:
+def _find_faults(path: Path, *, repair: bool = False) -> list[str]:
+    """Return what is wrong with a store's files; `repair`: make them, a copy, readable as far as possible."""
+    faults, size = [], path.stat().st_size
+    with path.open("rb") as file:
         data = file.read(HEADER)
     page = int.from_bytes(data[16:18], "big")
     page = 65536 if page == 1 else page
@@ -169,12 +186,14 @@ def _repair(copy: Path) -> list[str]:
     pages = int.from_bytes(data[28:32], "big")
     if data[24:28] == data[92:96] and size < pages * page:  # else the number is not maintained
         faults.append(f"the file is truncated: {size} of {pages * page} bytes")
-        with copy.open("ab") as file:
-            file.truncate(pages * page)
-    log = Path(f"{copy}-wal")
+        if repair:
+            with path.open("ab") as file:
+                file.truncate(pages * page)
+    log = Path(f"{path}-wal")
     if log.exists() and log.stat().st_size > WAL_HEADER:
         repaired, wrong = _repaired_log(log.read_bytes(), page)
-        log.write_bytes(repaired)
+        if repair:
+            log.write_bytes(repaired)
         faults += wrong
     return faults
 

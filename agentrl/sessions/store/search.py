@@ -78,7 +78,7 @@ def search(
         raise InvalidInput("text='': there is nothing to look for")
     until, rows, searched = time.monotonic() + seconds, list[Summary](), 0
     try:
-        with closing(sqlite3.connect(formats.address_to_read(path), uri=True)) as db:
+        with closing(formats.connect_to_read(path)) as db:
             edited.show(db, path)
             while True:
                 page = query.find(db, filters or {}, sort, descending, batch, after)

@@ -58,13 +58,14 @@ class Store:
         self._lock = threading.RLock()
         self._count = CountFile(self.path)
         self._read_only = read_only
-        name = formats.address_to_read(self.path) if read_only else self.path
         if not read_only and self.path != ":memory:":
             integrity.make_private(self.path)
         try:
-            self._db = sqlite3.connect(name, timeout, isolation_level=None, check_same_thread=False, uri=read_only)
+            connect = formats.connect_to_read if read_only else sqlite3.connect
+            self._db = connect(self.path, timeout, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise StoreError(f"can't open the session store {self.path!r}: {error}") from error
+            why = error if Path(self.path).exists() or not read_only else "no such file"
+            raise StoreError(f"can't open the session store {self.path!r}: {why}") from error
         self._rows = SessionWriter(self._db, self.path)
         with self._errors():
             if read_only:

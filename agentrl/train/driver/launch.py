@@ -37,6 +37,7 @@ from agentrl.rollout.rerun.rollouts import RerunRollouts
 from agentrl.rollout.stream.batch_metrics import Evaluation, evaluate_groups
 from agentrl.rollout.workers.environment_workers import in_workers
 from agentrl.rollout.workers.gateway_workers import distant_program, gateway_workers
+from agentrl.rollout.workers.held import read_heads
 from agentrl.rollout.workers.reward_workers import open_reward_workers
 from agentrl.sessions.renderers import get_renderer, strip
 from agentrl.sessions.store.recorder import Recorder
@@ -190,7 +191,7 @@ async def open_rollouts(
     holds = trains and machines.holds_sessions
     held = await enter(holding(config.learning(MAIN), machines, store)) if holds else None
     recorder, name, views = opened.enter_context(Recorder(store, {DEMO})), config.env.name, config.views
-    rollouts = Rollouts(make_env, policy, limits, config.seed, partners, name, recorder, views=views)
+    rollouts = Rollouts(make_env, policy, limits, config.seed, partners, name, recorder, store.load, views=views)
     rollouts = replace(rollouts, counterfactuals=config.counterfactuals, combinations=config.combinations)
     if loaded.recorded is not None:
         rollouts = RerunRollouts.of(rollouts, loaded.recorded)
@@ -279,7 +280,7 @@ def _measured_before(run: OpenRun, data: Identities) -> Evaluation | None:
 
     None where its sessions are gone, or what is evaluated, how, or on which tasks changed since.
     """
-    measured, groups = run.config.eval, list(groups_of(list(run.store.sessions(phase="eval", step=0))))
+    measured, groups = run.config.eval, list(groups_of(list(read_heads(run.store, phase="eval", step=0))))
     try:
         first = orjson.loads((run.folder.path / STARTS).read_bytes().splitlines()[0])
         then, same = first["settings"], not identity.differences(identity.read(first[identity.KEY]), data)

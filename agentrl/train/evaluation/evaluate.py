@@ -230,7 +230,7 @@ async def _without_tokens(
     ):
         with Recorder(store) as recorder:
             policy, name = Policy(NullRenderer()), config.env.name
-            rollouts = Rollouts(with_rewards, policy, limits, seed, partners, name, recorder)
+            rollouts = Rollouts(with_rewards, policy, limits, seed, partners, name, recorder, store.load)
             await asyncio.gather(*map(wait_until_started, rollouts.engines))
             yield rollouts, actor
 

@@ -102,7 +102,7 @@ def _select(run: Path, select: str, *values: object) -> list[Any]:
         return []
     formats.check_database(run / NAME, formats.LOGPROBS)
     try:
-        with closing(sqlite3.connect(formats.address_to_read(run / NAME), WAIT, uri=True)) as db:
+        with closing(formats.connect_to_read(run / NAME, WAIT)) as db:
             return db.execute(select, values).fetchall()
     except sqlite3.Error as error:
         raise StoreError(f"{run / NAME}: {error}") from error

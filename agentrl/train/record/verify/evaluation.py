@@ -12,6 +12,7 @@ import orjson
 from agentrl.common import formats
 from agentrl.rollout.episodes import edits
 from agentrl.rollout.stream.batch_metrics import TaskScores
+from agentrl.rollout.workers.held import read_heads
 from agentrl.sessions.store.store import Store
 from agentrl.train.evaluation.suite.results import DATA
 from agentrl.train.evaluation.suite.results import NAME as RESULT
@@ -115,6 +116,6 @@ def _check_result(run: Path, store: Store, check: Check) -> None:
 
 def _groups(store: Store) -> list[Group]:
     groups: dict[str, dict[int, Session]] = defaultdict(dict)
-    for session in sorted(store.sessions(), key=lambda session: session.attempt):
+    for session in sorted(read_heads(store), key=lambda session: session.attempt):
         groups[session.group][session.sample] = session
     return [Group(name, next(iter(members.values())).task, list(members.values())) for name, members in groups.items()]

@@ -13,6 +13,7 @@ from agentrl.errors import AgentRLError
 from agentrl.overrides import read_yaml
 from agentrl.rollout.stream.batch_metrics import evaluate_groups
 from agentrl.rollout.stream.seeds import group_seed
+from agentrl.rollout.workers.held import read_heads
 from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resizing import CHANGEABLE
 from agentrl.train.driver.resuming import ONCE, flat, step_of
@@ -83,7 +84,7 @@ def check_evaluation(step: Step, store: Store, check: Check) -> None:
     row = step.row or {}
     if "eval/mean" not in row:
         return
-    groups = list(groups_of(list(store.sessions(phase="eval", step=step.number))))
+    groups = list(groups_of(list(read_heads(store, phase="eval", step=step.number))))
     check.examined["evaluations"] += 1
     found = evaluate_groups(groups, step.config.eval)
     for name, value in (("eval/mean", found.mean), ("eval/low", found.low), ("eval/high", found.high)):
