@@ -132,8 +132,8 @@ def test_a_folder_is_read_whole_but_for_copies_and_what_describes_it(tmp_path: P
         "TRAIN-2.CSV, row 2",
         *(f"more/train-1.NDJSON, row {row}" for row in range(1, 6)),
     ]
-    (folder / "train-3.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(ConfigError, match=r"train-3\.jsonl\.zst: it is packed by zstd"):
+    (folder / "train-3.jsonl.zip").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ConfigError, match=r"train-3\.jsonl\.zip: it is packed by zip"):
         list(Dataset(str(folder)).rows("train"))
 
 

@@ -345,10 +345,10 @@ GIVEN: dict[str, Given] = {
         lambda path: path.write_bytes("question,answer\r\na,b\r\n".encode("utf-16")) and None,
         "iconv -f UTF-16",
     ),
-    "a file packed by bzip2": refused(
+    "a file packed by bzip2": one(
         "a.jsonl.bz2",
-        lambda path: path.write_bytes(bz2.compress(b'{"text": "a"}')) and None,
-        "packed by bzip2.*a.jsonl.gz",
+        lambda path: path.write_bytes(bz2.compress(json.dumps({"text": "a"}).encode())) and None,
+        [("assistant", "a")],
     ),
     "a packed file that is not called so": refused(
         "a.jsonl", lambda path: path.write_bytes(gzip.compress(b'{"text": "a"}')) and None, "name it a.jsonl.gz"
