@@ -144,6 +144,8 @@ class Registry(Generic[T]):
                     raise UnknownName(
                         f"the package in the folder {name!r} is not installed: pip install -e {name}; {error}"
                     )
+                if os.path.isfile(name):
+                    raise UnknownName(f"{name!r} is a file and no Python module: name path/to/file.py:NAME; {error}")
                 raise error
             target = names[name]
         found = self._load(name, target)

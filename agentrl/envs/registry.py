@@ -85,6 +85,7 @@ ENVS: Registry[EnvFactory] = Registry(
     },
     accept=lambda found: found if callable(found) else None,
     default=_is_env_class,
+    hint=lambda path, found: f"name its class, {type(found).__name__}" if _is_env_class(type(found)) else "",
     error=EnvError,
 )
 """A package names its environments as entry points of the group `agentrl.envs`: `shop = "my_package.shop:Shop"`."""
@@ -226,6 +227,9 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
 
 def _hint_adapter(made: object, label: str) -> str:
     """Name the adapter that is for another library's environment; '' where none is known."""
+    if inspect.iscoroutine(made):
+        made.close()
+        return ": make it in a plain function, not in an async one"
     packages = [cls.__module__.partition(".")[0] for cls in type(made).__mro__]
     if adapter := next((ADAPTERS[package] for package in packages if package in ADAPTERS), None):
         return f": env={adapter}:… takes it (docs/adapters.md)"
