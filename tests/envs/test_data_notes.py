@@ -144,6 +144,17 @@ def test_what_is_meant_by_a_path_that_is_none_is_said() -> None:
                 list(make(name, path=path).tasks("train"))
 
 
+def test_a_prompt_that_is_json_of_messages_is_those_messages(tmp_path: Path) -> None:
+    """As a table has them: the model was shown the brackets."""
+    asked = [{"role": "user", "content": "q"}]
+    for place, prompt in enumerate((json.dumps(asked), json.dumps(asked[0]), asked, asked[0], "q")):
+        written(tmp_path / f"{place}.jsonl", [{"prompt": prompt, "answer": "a b"}])
+        for name, settings in (("prompts", {}), ("questions", {"columns": {"question": "prompt"}})):
+            env = make(name, path=str(tmp_path / f"{place}.jsonl"), **settings)
+            (task,) = env.tasks("train")
+            assert list(env.reset(Task.model_validate(task)))[-1].text == "q"
+
+
 def test_prompts_say_what_they_leave_out(tmp_path: Path) -> None:
     for name in ("train.jsonl", "test.jsonl", "more.jsonl"):
         written(tmp_path / name, [{"prompt": "p", "n": 1}, {"prompt": "q", "n": 2}])

@@ -117,6 +117,19 @@ def describe_content(where: str, count: int, what: str, layouts: Mapping[str, in
     return words
 
 
+def decode_messages(value: Any) -> Any:
+    """Messages, also where a column holds them as JSON, as CSV files do, or a single one; anything else as it is."""
+    found = value
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        try:
+            found = read_json(value)
+        except ValueError:
+            return value
+    rows = list(found) if isinstance(found, list | tuple) else [found]
+    known = rows and all(isinstance(row, Mapping) and ("role" in row or "from" in row) for row in rows)
+    return rows if known else value
+
+
 def require_file(setting: str, given: str | Path) -> Path:
     """The path of a file; ConfigError, under the name of its setting, where it is none."""
     chosen = Path(given).expanduser()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.data import DataConfig
+from agentrl.envs.data.rows import decode_messages
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.messages import Example, MessageReader, parse_json, transcript
 from agentrl.tools.schema import show_value
@@ -190,12 +191,9 @@ def _read_prompted(
 
 def _messages(value: Any, name: str) -> Any:
     """A column of messages or text: JSON of messages is messages; ValueError where it is neither."""
-    found = parse_json(value)
-    rows = found if isinstance(found, list | tuple) else [None]
-    if found and all(isinstance(row, Mapping) and ("role" in row or "from" in row) for row in rows):
+    found = decode_messages(value)
+    if found is not value or value is None or isinstance(value, str) or value == []:
         return found
-    if value is None or isinstance(value, str) or found == []:
-        return value
     raise ValueError(f"{name} is {show_value(value)}: a text or a list of messages is expected")
 
 
