@@ -30,7 +30,7 @@ def main() -> None:
         _run()
     except Exception:
         if hiding := _find_hiding(traceback.format_exc()):
-            mend = "name it otherwise, or run `agentrl`, which doesn't look there, not `python -m agentrl`"
+            mend = "name it otherwise, or run `agentrl` without PYTHONPATH, which doesn't look there"
             sys.exit(f"error: {hiding} hides a module of Python's own: {mend}")
         raise
 
@@ -66,7 +66,7 @@ def _find_hiding(trace: str) -> str:
         there, names = os.getcwd(), sorted(os.listdir())
     except OSError:  # it was removed
         return ""
-    for name in names if sys.path[0] in ("", there) else ():
+    for name in names if not {"", there}.isdisjoint(sys.path) else ():
         file, module = os.path.join(there, name), name.removesuffix(".py")
         hides = module != name and module in sys.stdlib_module_names
         if hides and (file in trace or getattr(sys.modules.get(module), "__file__", "") == file):

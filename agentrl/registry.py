@@ -57,6 +57,7 @@ class Registry(Generic[T]):
         accept: Callable[[Any], T | None] | None = None,
         settings: type[BaseModel] | None = None,
         default: Callable[[Any], bool] | None = None,
+        hint: Callable[[str, Any], str] | None = None,
         error: type[AgentRLError] = ConfigError,
     ) -> None:
         """Build a registry.
@@ -71,6 +72,7 @@ class Registry(Generic[T]):
             settings: the base class of the settings, which is used for plug-ins without an attribute `settings`; None:
                 plug-ins of this kind have no settings.
             default: marks the objects that `path/to/file.py` without `:NAME` may mean; None: a NAME is required.
+            hint: says, of an import path and what stands there that is of another kind, what may be meant; or ''.
             error: raised where importing a plug-in fails, or it is of the wrong kind.
         """
         self.kind, self.setting, self.group = kind, setting, group
@@ -78,6 +80,7 @@ class Registry(Generic[T]):
         self._built_in = built_in
         self._targets: dict[str, object] = dict(built_in)
         self._default, self._error = default or (lambda value: False), error
+        self._hint = hint or (lambda path, found: "")
         self._accept = accept or (lambda found: found if self._default(found) else None)
 
     def register(self, name: str, target: object) -> None:
@@ -141,12 +144,15 @@ class Registry(Generic[T]):
                     raise UnknownName(
                         f"the package in the folder {name!r} is not installed: pip install -e {name}; {error}"
                     )
+                if os.path.isfile(name):
+                    raise UnknownName(f"{name!r} is a file and no Python module: name path/to/file.py:NAME; {error}")
                 raise error
             target = names[name]
         found = self._load(name, target)
         plugin = self._accept(found)
         if plugin is None:
-            raise self._error(f"{self.setting}={name!r} is {found!r}, which is no {self.kind}")
+            hint = self._hint(name, found)
+            raise self._error(f"{self.setting}={name!r} is {found!r}, which is no {self.kind}{hint and f'; {hint}'}")
         return plugin
 
     def settings(self, name: str) -> type[BaseModel]:

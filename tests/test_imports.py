@@ -131,10 +131,20 @@ def test_a_file_that_changes_the_working_directory_changes_it_for_nobody_else(
     assert f"changed the working directory to /: it is {tmp_path} again" in caplog.text
 
 
-def test_a_part_of_a_package_that_is_named_by_its_file_is_told_how_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "part.py").write_text("from ..common import VALUE\n")
-    with pytest.raises(ConfigError, match=r"relative import .*; a file within a package is named as a module"):
-        imports.load(f"{tmp_path / 'part.py'}:VALUE", "env")
+def test_a_part_of_a_package_that_is_named_by_its_file_is_told_how_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told to name a module, which then was not found, since Python does not look in the working directory."""
+    for name in ("top/__init__.py", "top/deep/__init__.py", "top/deep/part.py", "alone.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("from ..common import VALUE\n" if name.endswith(("part.py", "alone.py")) else "")
+    with pytest.raises(ConfigError, match=rf"relative import .*: PYTHONPATH={tmp_path} and top\.deep\.part:NAME"):
+        imports.load(f"{tmp_path / 'top/deep/part.py'}:VALUE", "env")
+    with pytest.raises(ConfigError, match=r"relative import .*; it is in no package"):
+        imports.load(f"{tmp_path / 'alone.py'}:VALUE", "env")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(agentrl.errors.UnknownName, match=r"no module 'top' .*is found with PYTHONPATH=\."):
+        imports.load("top.deep.part:VALUE", "env")
 
 
 def test_a_file_that_is_edited_within_a_second_and_keeps_its_length_is_read_anew(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def load(path: str, where: str, error: type[AgentRLError] = ConfigError) -> Any:
 
 def module_of(module: str, where: str, error: type[AgentRLError] = ConfigError) -> ModuleType:
     """The module of a dotted name or of a file's path; `load` describes arguments and errors."""
+    is_file = module.endswith(".py")
     try:
-        is_file = module.endswith(".py")
         return _file_module(Path(module).expanduser(), where) if is_file else importlib.import_module(module)
     except AgentRLError:
         raise
@@ -93,12 +93,25 @@ def module_of(module: str, where: str, error: type[AgentRLError] = ConfigError) 
             raise
         missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
-            raise UnknownName(f"{where}: there is no module {missing!r} (looked for in sys.path)") from None
+            top = missing.partition(".")[0]
+            here = os.path.exists(top) or os.path.exists(f"{top}.py")
+            hint = f"; {top} in the working directory is found with PYTHONPATH=., or once installed" if here else ""
+            raise UnknownName(f"{where}: there is no module {missing!r} (looked for in sys.path){hint}") from None
         if missing and module.startswith("agentrl."):
             raise
         relative = isinstance(raised, ImportError) and "relative import" in str(raised)
-        hint = "; a file within a package is named as a module, package.module:NAME" if relative else ""
+        hint = _name_in_package(Path(module).expanduser().resolve()) if relative and is_file else ""
         raise error(f"{where}: importing it raised {words(raised)}{hint}") from raised
+
+
+def _name_in_package(path: Path) -> str:
+    """Say how a file that imports relatively is named: as a module, where it lies in a package."""
+    parts, folder = [path.stem], path.parent
+    while (folder / _PACKAGE).is_file():
+        parts, folder = [folder.name, *parts], folder.parent
+    if len(parts) == 1:
+        return f"; it is in no package (there is no {_PACKAGE} beside it): import without the leading dot"
+    return f"; name it as a module of its package: PYTHONPATH={folder} and {'.'.join(parts)}:NAME"
 
 
 def _file_module(path: Path, where: str) -> ModuleType:

@@ -85,6 +85,7 @@ ENVS: Registry[EnvFactory] = Registry(
     },
     accept=lambda found: found if callable(found) else None,
     default=_is_env_class,
+    hint=lambda path, found: f"name its class, {type(found).__name__}" if _is_env_class(type(found)) else "",
     error=EnvError,
 )
 """A package names its environments as entry points of the group `agentrl.envs`: `shop = "my_package.shop:Shop"`."""
@@ -92,6 +93,11 @@ ENVS: Registry[EnvFactory] = Registry(
 register = ENVS.register
 SOURCE = "source"
 """The constructor's parameter that NAME:SOURCE gives."""
+ADAPTERS = {
+    **{name: name for name in ("gymnasium", "pettingzoo", "textarena", "verifiers")},
+    **{"gym": "gymnasium", "inspect_ai": "inspect"},
+}
+"""The adapters of other packages' environments."""
 _VERSIONED = re.compile(r"(.+)-v(\d+)")
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
@@ -210,11 +216,25 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
         except (Exception, SystemExit) as error:
             raise EnvError(f"environment {label!r} can't be built: {type(error).__name__}: {error}") from error
         if not isinstance(env, Env):
-            raise EnvError(f"environment {label!r} gave {type(env).__name__}, which is no agentrl.Env")
+            raise EnvError(
+                f"environment {label!r} gave {type(env).__name__}, which is no agentrl.Env{_hint_adapter(env, label)}"
+            )
         _check_attributes(env)
         return env
 
     return build
+
+
+def _hint_adapter(made: object, label: str) -> str:
+    """Name the adapter that is for another library's environment; '' where none is known."""
+    if inspect.iscoroutine(made):
+        made.close()
+        return ": make it in a plain function, not in an async one"
+    packages = [cls.__module__.partition(".")[0] for cls in type(made).__mro__]
+    if adapter := next((ADAPTERS[package] for package in packages if package in ADAPTERS), None):
+        return f": env={adapter}:… takes it (docs/adapters.md)"
+    looks_like_trl = callable(getattr(made, "reset", None)) and callable(getattr(made, "get_reward", None))
+    return f": env=trl:{label} takes TRL's environments" if looks_like_trl else ""
 
 
 def _check_attributes(env: Env) -> None:

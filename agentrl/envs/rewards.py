@@ -122,6 +122,23 @@ BUILT_IN = {
     "reward_model": f"{_SCORING}.reward_models:ScoreModelReward",
 }
 """agentrl's own rewards by name."""
+
+
+def _hint(path: str, found: Any) -> str:
+    """Say how a function is a reward, by the names of its parameters."""
+    if isinstance(found, type) or not callable(found):
+        return "a subclass of agentrl.plugins.reward.Reward is one"
+    try:
+        names = list(inspect.signature(found).parameters)
+    except (TypeError, ValueError):
+        names = []
+    known = (("trl", "completions"), ("verl", "solution_str"), ("slime", "sample"))
+    framework = next((name for name, parameter in known if parameter in names), "")
+    given = f"rewards.NAME={framework or 'trl|verl|slime'} rewards.NAME.function={path}"
+    other = "" if framework else ", or is the method `compute` of a subclass of agentrl.plugins.reward.Reward"
+    return f"a function of another framework is given as {given}{other}"
+
+
 REWARDS: Registry[type[Reward]] = Registry(
     "reward",
     "rewards.NAME",
@@ -129,6 +146,7 @@ REWARDS: Registry[type[Reward]] = Registry(
     BUILT_IN,
     settings=RewardConfig,
     default=subclass_of(Reward),
+    hint=_hint,
 )
 """A package names its rewards as entry points of the group `agentrl.rewards`: `judge = "my_package.judge:Judge"`."""
 

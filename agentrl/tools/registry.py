@@ -51,7 +51,7 @@ UNKNOWN = "(unknown)"
 """The name in traces of what a model called and is no tool: it may be any text."""
 LEFT_OUT = re.compile(r"\n\[… (\d+) characters left out …\]\n")
 """The note at the cut."""
-_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9A-Fa-f]+")
+_ADDRESS = re.compile(r"<.+ at 0x[0-9A-Fa-f]+")
 """In the text of an object that has none of its own, or holds one."""
 _PARTS = TypeAdapter(list[Part])
 _reported: set[tuple[str, type[BaseException]]] = set()

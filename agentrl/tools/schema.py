@@ -19,9 +19,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
+from agentrl.common.plain import plain
 from agentrl.common.untrusted import safe_repr
 from agentrl.errors import InvalidInput, nearest
 
@@ -37,7 +39,8 @@ class _Untitled(GenerateJsonSchema):
 
     def encode_default(self, dft: Any) -> Any:
         """A default as JSON; one that is no JSON is left out with pydantic's warning: NaN and infinity are none too."""
-        found = super().encode_default(dft)
+        known = plain(dft)  # a number of numpy's
+        found = super().encode_default(known if isinstance(known, int | float) else dft)
         try:
             json.dumps(found, allow_nan=False)
         except ValueError as error:
@@ -53,6 +56,8 @@ class Parameter:
     annotation: Any
     default: Any = inspect.Parameter.empty
     description: str = ""
+    filled: bool = False
+    """Whether the callable is given the default too: it has pydantic's `Field(…)` in its place."""
 
     @property
     def required(self) -> bool:
@@ -108,8 +113,14 @@ class Signature:
                 is_open = True
             elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 description = (descriptions or {}).get(name, "")
-                hint = _with_default(hints.get(name, Any), parameter.default)
-                parameters.append(Parameter(name, hint, parameter.default, description))
+                hint, default = hints.get(name, Any), parameter.default
+                if filled := isinstance(default, FieldInfo):
+                    hint = typing.Annotated[hint, default]
+                    default = (
+                        parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
+                    )
+                hint = _with_default(hint, default)
+                parameters.append(Parameter(name, hint, default, description or _note(hint), filled))
             else:
                 raise InvalidInput(f"{where}: parameter {str(parameter)!r} can't be given by name; spell it out")
         return cls(tuple(parameters), is_open)
@@ -123,9 +134,12 @@ class Signature:
     def _model(self) -> type[BaseModel]:
         fields: dict[str, Any] = {}
         for index, parameter in enumerate(self.parameters):
-            default = ... if parameter.required else parameter.default
-            field = Field(default, alias=parameter.name, description=parameter.description or None)
-            fields[f"arg{index}"] = (parameter.annotation, field)
+            options: dict[str, Any] = {"alias": parameter.name}
+            if not parameter.filled:
+                options["default"] = ... if parameter.required else parameter.default
+            if parameter.description:
+                options["description"] = parameter.description
+            fields[f"arg{index}"] = (parameter.annotation, Field(**options))
         config = ConfigDict(
             extra="ignore" if self.open else "forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True
         )
@@ -152,8 +166,8 @@ class Signature:
         """
         checked = self._model.model_validate(dict(values))
         given = {name: value for name, value in values.items() if name not in self.names} if self.open else {}
-        for index, name in enumerate(self.names):
-            if name in values:
+        for index, (name, parameter) in enumerate(zip(self.names, self.parameters, strict=True)):
+            if name in values or parameter.filled:
                 given[name] = getattr(checked, f"arg{index}")
         return given
 
@@ -190,6 +204,12 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         if not isinstance(owner, type):
             raise
         return typing.get_type_hints(function, localns=dict(vars(owner)), include_extras=True)
+
+
+def _note(hint: Any) -> str:
+    """The text in `Annotated[int, "how many"]`, which many frameworks show as a description."""
+    notes = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
+    return next((note for note in notes if isinstance(note, str)), "")
 
 
 def _with_default(hint: Any, default: Any) -> Any:

@@ -132,8 +132,8 @@ def test_a_folder_is_read_whole_but_for_copies_and_what_describes_it(tmp_path: P
         "TRAIN-2.CSV, row 2",
         *(f"more/train-1.NDJSON, row {row}" for row in range(1, 6)),
     ]
-    (folder / "train-3.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(ConfigError, match=r"train-3\.jsonl\.zst: it is packed by zstd"):
+    (folder / "train-3.jsonl.zip").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ConfigError, match=r"train-3\.jsonl\.zip: it is packed by zip"):
         list(Dataset(str(folder)).rows("train"))
 
 
@@ -142,6 +142,17 @@ def test_what_is_meant_by_a_path_that_is_none_is_said() -> None:
         for name in ("questions", "prompts"):
             with pytest.raises(ConfigError, match=f"there is no such file or folder; .*{said}"):
                 list(make(name, path=path).tasks("train"))
+
+
+def test_a_prompt_that_is_json_of_messages_is_those_messages(tmp_path: Path) -> None:
+    """As a table has them: the model was shown the brackets."""
+    asked = [{"role": "user", "content": "q"}]
+    for place, prompt in enumerate((json.dumps(asked), json.dumps(asked[0]), asked, asked[0], "q")):
+        written(tmp_path / f"{place}.jsonl", [{"prompt": prompt, "answer": "a b"}])
+        for name, settings in (("prompts", {}), ("questions", {"columns": {"question": "prompt"}})):
+            env = make(name, path=str(tmp_path / f"{place}.jsonl"), **settings)
+            (task,) = env.tasks("train")
+            assert list(env.reset(Task.model_validate(task)))[-1].text == "q"
 
 
 def test_prompts_say_what_they_leave_out(tmp_path: Path) -> None:

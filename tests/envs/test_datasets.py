@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
+import importlib.util
 import io
 import json
+import lzma
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +22,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs.data.dataset import Dataset
+from agentrl.envs.data.dataset import NULL, Dataset
 from agentrl.envs.data.overlap import Overlap
 from agentrl.envs.data.rows import parse_rows, read_rows
 from agentrl.errors import ConfigError, EnvError
 from tests.command_line import run_agentrl
+from tests.redteam.files import zstd
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=12)
 
@@ -58,11 +62,13 @@ def test_a_csv_file_is_read_as_it_was_written(rows: list[dict[str, str]]) -> Non
         ("x.json", b'[{"a": 1, "a": 2}]', "the key 'a' is there twice"),
         ("x.parquet", b"PAR1", "not a readable Parquet file"),
         ("x.parq", b"PAR1\x15\x04", "it is a Parquet file: name it x.parquet"),
-        ("x.arrow", b"\xff\xff\xff\xff\x78", r"it is an Arrow stream: .*to_parquet\('x.parquet'\)"),
+        ("x.arrows", b"\xff\xff\xff\xff\x78", "it is an Arrow stream: name it x.arrow"),
+        ("x.arrow", b"\xff\xff\xff\xff\x78", "not a readable Arrow file"),
+        ("x.arrow", b"ARROW1\0\0\xff\xff\xff\xff", "not a whole Arrow file"),
         ("x.db", b"SQLite format 3\0", "it is an SQLite database: .*> x.csv"),
-        ("x.CSV.zip", b"PK\x03\x04a,b", "it is packed by zip"),
-        ("x.jsonl.gz", b"[1]", "not a gzip file"),
-        ("x.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-4], "not a gzip file"),
+        ("x.CSV.zip", b"PK\x03\x04a,b", "packed by zip: unpack it"),
+        ("x.jsonl.gz", b"[1]", "not an intact gzip file"),
+        ("x.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-4], "not an intact gzip file"),
     ],
 )
 def test_a_file_that_is_not_what_its_name_says_is_named_with_the_line(name: str, data: bytes, said: str) -> None:
@@ -82,8 +88,12 @@ def test_a_file_that_is_not_what_its_name_says_is_named_with_the_line(name: str,
         ("X.CSV", b"a\n1\n2\n"),
     ],
 )
-def test_every_form_of_a_text_file_is_read_gzipped_or_not(name: str, data: bytes) -> None:
-    for file, content in ((name, data), (f"{name}.gz", gzip.compress(data))):
+def test_every_form_of_a_text_file_is_read_packed_or_not(name: str, data: bytes) -> None:
+    """Only gzip was read: folders as they are published often have zstd."""
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+    if importlib.util.find_spec("pyarrow"):
+        pack["zst"] = lambda data: zstd(data[:3]) + zstd(data[3:])  # in frames, as parallel packers write them
+    for file, content in ((name, data), *((f"{name}.{ending}", way(data)) for ending, way in pack.items())):
         assert [row["a"] for _, row in parse_rows(file, io.BytesIO(content))] == ["1", "2"]
 
 
@@ -102,6 +112,38 @@ def test_every_form_of_a_text_file_is_read_gzipped_or_not(name: str, data: bytes
 def test_the_first_line_says_what_divides_columns(name: str, data: bytes, rows: list[dict[str, str]]) -> None:
     """Of "question;answer", as spreadsheets write it, one column was made, and the answer's column was asked for."""
     assert [row for _, row in parse_rows(name, io.BytesIO(data))] == rows
+
+
+def test_arrow_files_and_streams_are_read_as_parquet_is(tmp_path: Path) -> None:
+    """They were refused, though `datasets` saves them; what it caches beside them would be rows twice."""
+    pyarrow = pytest.importorskip("pyarrow")
+    ipc = pytest.importorskip("pyarrow.ipc")
+    kinds = pyarrow.array(["x", None, "y"]).dictionary_encode()
+    levels = pyarrow.array([3, 4, 3]).dictionary_encode()
+    talks = [[{"role": "user", "content": "q"}], [], None]
+    table = pyarrow.table({"n": [1, 2, 3], "x": [0.5, float("nan"), None], "k": kinds, "l": levels, "m": talks})
+    wanted = [row | {"x": 0.5 if row["n"] == 1 else None} for row in table.to_pylist()]
+    for name, compression in (("plain", None), ("lz4", "lz4"), ("zstd", "zstd")):
+        for opened, ending in ((ipc.new_stream, "arrow"), (ipc.new_file, "feather")):
+            file = tmp_path / name / f"train-0.{ending}"
+            file.parent.mkdir(exist_ok=True)
+            with opened(file, table.schema, options=ipc.IpcWriteOptions(compression=compression)) as out:
+                out.write_table(table, max_chunksize=2)
+            assert [row for _, row in read_rows(file)] == wanted
+        (tmp_path / name / "cache-1f.arrow").write_bytes(file.read_bytes())
+        file.unlink()
+        assert rows(tmp_path / name, "train") == wanted
+
+
+def test_folders_of_partitions_are_columns(tmp_path: Path) -> None:
+    """Rows of such folders lost the columns that their folders' names are, in silence."""
+    for at, name in enumerate(("lang=en/level=1", "lang=de%2Fat/level=-20", f"lang={NULL}/level={NULL}")):
+        write(tmp_path / name / "day=007", train_jsonl=numbered(1, at))
+    found = rows(tmp_path, "train", where={"level": {"min": -50}})
+    assert found == [
+        {"lang": "de/at", "level": -20, "day": "007", "n": 1},
+        {"lang": "en", "level": 1, "day": "007", "n": 0},
+    ]
 
 
 def test_a_column_that_a_parquet_file_has_twice_is_refused() -> None:

@@ -63,6 +63,7 @@ def test_every_file_has_the_new_name_in_place_of_the_templates(tmp_path: Path):
         ("shop-v2", "leave out the version; it begins as shop-v1"),
         ("json", "a package can't be called 'json'"),
         ("class", "a package can't be called 'class'"),
+        ("numpy", "a package 'numpy' is installed, whose place it would take"),
         ("calculator", "there is an environment of that name"),
     ],
 )

@@ -113,6 +113,22 @@ def test_what_a_constructor_raises_is_named():
         make(lambda: 3)  # type: ignore[arg-type,return-value]
 
 
+def test_an_environment_of_another_library_is_told_its_adapter():
+    """ "No agentrl.Env" alone left a user of TRL or Gymnasium to find the adapter."""
+
+    class OfTrl:
+        def reset(self, **row: Any) -> None: ...
+        def get_reward(self) -> float:
+            return 1.0
+
+    class OfGym:
+        __module__ = "gymnasium.envs.toy"
+
+    for made, adapter in ((OfTrl, "env=trl:OfTrl takes"), (OfGym, "env=gymnasium:… takes it")):
+        with pytest.raises(EnvError, match=rf"which is no agentrl\.Env: {adapter}"):
+            make(made)  # type: ignore[arg-type]
+
+
 SOURCE = '''
 from __future__ import annotations
 import agentrl

@@ -253,6 +253,21 @@ def test_settings_of_a_reward_are_checked_listed_and_saved(plugin: Callable[[str
         build(f"rewards.odd={plugin('Odd')}")
 
 
+@pytest.mark.parametrize(
+    ("function", "framework"),
+    [
+        ("def f(prompts, completions, **columns): return [1.0]", "trl"),
+        ("def f(data_source, solution_str, ground_truth, extra_info=None): return 1.0", "verl"),
+        ("async def f(args, sample, **kwargs): return 1.0", "slime"),
+    ],
+)
+def test_a_function_of_another_framework_is_told_how_it_is_given(tmp_path: Path, function: str, framework: str) -> None:
+    """It was "no reward", and the setting that takes it had to be found."""
+    (tmp_path / "f.py").write_text(function)
+    with pytest.raises(ConfigError, match=rf"is given as rewards\.NAME={framework} rewards\.NAME\.function=.*f\.py:f$"):
+        build(f"rewards.a={tmp_path}/f.py:f")
+
+
 def test_a_reward_that_can_not_be_found_or_built_is_named(plugin: Callable[[str], str]) -> None:
     with pytest.raises(UnknownName, match="did you mean 'Constant'"):
         build(f"rewards.late={plugin('Constan')}")

@@ -75,6 +75,41 @@ def empty_rows(count: int) -> bytes:
     return body.getvalue()
 
 
+def packed_batch(size: int) -> bytes:
+    """An Arrow file of a few kilobytes with a batch of zeros."""
+    import pyarrow
+    import pyarrow.ipc as ipc
+
+    table = pyarrow.table({"a": pyarrow.array([bytes(size)])})
+    body = io.BytesIO()
+    with ipc.new_file(body, table.schema, options=ipc.IpcWriteOptions(compression="zstd")) as out:
+        out.write_table(table)
+    return body.getvalue()
+
+
+def zstd(data: bytes) -> bytes:
+    """Data packed by zstd."""
+    import pyarrow
+
+    body = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(body, "zstd") as out:
+        out.write(data)
+    return bytes(body.getvalue().to_pybytes())
+
+
+def shared_arrow(kind: str) -> bytes:
+    """An Arrow file of a few kilobytes whose rows share one long value."""
+    import pyarrow
+    import pyarrow.ipc as ipc
+
+    values = {"text": ["x" * 100_000], "list": [[1] * 10_000]}
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.nulls(1 << 18, "int8").fill_null(0), values[kind])
+    body = io.BytesIO()
+    with ipc.new_file(body, (table := pyarrow.table({"a": column})).schema) as out:
+        out.write_table(table)
+    return body.getvalue()
+
+
 ROWS = [
     Attack("nesting beyond a decoder's stack", """"a.jsonl", b'{"a":' * 100_000""", UNNAMED),
     Attack("such nesting in one list", """"a.json", b"[" * 100_000""", UNNAMED),
@@ -100,6 +135,7 @@ ROWS = [
         """"a.parquet", parquet()[:-8] + b"\\xff\\xff\\xff\\x7fPAR1" """,
         UNNAMED,
     ),
+    Attack("Arrow in name alone", """"a.arrow", b"ARROW1\\0\\0" + b"\\xff" * 40 + b"ARROW1" """, UNNAMED),
     Attack("damaged pages of Parquet", """"a.parquet", b"PAR1" + b"\\xff" * 60 + parquet()[64:]""", UNNAMED),
 ]
 
@@ -112,6 +148,10 @@ BOMBS = [
     ),
     Attack("a row of a Parquet file without end", """"a.parquet", long_list(MOST_VALUES + 1)""", UNBOUNDED),
     Attack("rows without end, packed", """"a.jsonl.gz", gzip.compress(b"{}\\n" * (MOST_ROWS + 1), 1)""", UNBOUNDED),
+    Attack("a batch of an Arrow file without end", """"a.arrow", packed_batch(MOST_BATCH + 1)""", UNBOUNDED),
+    Attack("a long text of all rows of an Arrow file", """"a.arrow", shared_arrow("text")""", UNBOUNDED),
+    Attack("a long list of all rows of an Arrow file", """"a.arrow", shared_arrow("list")""", UNBOUNDED),
+    Attack("lines without end, packed by zstd", """"a.jsonl.zst", zstd(b"[" * (MOST_LINE + 2))""", UNBOUNDED),
     Attack("rows of a Parquet file without end", """"a.parquet", empty_rows(MOST_ROWS + 1)""", UNBOUNDED),
     Attack("a long value of all rows of a Parquet file", """"a.parquet", shared("rows")""", UNBOUNDED),
     Attack("a long value of all items of a row of a Parquet file", """"a.parquet", shared("items")""", UNBOUNDED),

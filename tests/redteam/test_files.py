@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.envs.builtin.swe.formats import harbor, terminal_bench
-from agentrl.envs.data import rows
+from agentrl.envs.data import columnar, rows
 from agentrl.envs.data.rows import read_rows
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.registry import check
@@ -43,12 +43,15 @@ def test_no_data_is_unpacked_beyond_its_bounds(case: Attack, tmp_path: Path, mon
     """Two gigabytes in a line, from two megabytes, were still being read after four minutes."""
     monkeypatch.setattr(rows, "MOST_ROWS", 1 << 15)  # the others take seconds, and are what is tried
     monkeypatch.setattr(rows, "MOST_TEXT", 1 << 27)
+    monkeypatch.setattr(columnar, "MOST_BATCH", 1 << 27)
     bounds = {
-        name: getattr(rows, name) for name in ("MOST_LINE", "MOST_VALUES", "MOST_BYTES", "MOST_ROWS", "MOST_TEXT")
+        **{name: getattr(rows, name) for name in ("MOST_LINE", "MOST_ROWS", "MOST_TEXT")},
+        **{name: getattr(columnar, name) for name in ("MOST_VALUES", "MOST_BYTES", "MOST_BATCH")},
     }
     own = {
         "gzip": gzip,
         **{one.__name__: one for one in (files.long_list, files.long_value, files.shared, files.empty_rows)},
+        **{one.__name__: one for one in (files.packed_batch, files.shared_arrow, files.zstd)},
     }
     name, data = eval(case.payload, {**own, **bounds})
     assert len(data) < 1 << 20, "it is no bomb"

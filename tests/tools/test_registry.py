@@ -201,6 +201,7 @@ PLACES = {"here": Place(Path("/x"), Colour.RED, date(2020, 1, 2))}
         (deque([b"abc", Decimal("0.5")]), '["abc", 0.5]'),
         (PLACES.keys(), '["here"]'),
         (map(str, [1]), "Error: ValueError: the tool gave a map, which has no text: return text, numbers, lists or"),
+        ((n for n in "ab"), "Error: ValueError: the tool gave a generator, which has no text"),
         ([object()], "Error: ValueError: the tool gave a object, which has no text"),
         (len, "Error: ValueError: the tool gave a builtin_function_or_method, which has no text"),
         (range(3), "[0, 1, 2]"),

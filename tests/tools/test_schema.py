@@ -108,6 +108,29 @@ def test_a_default_that_is_no_json_is_left_out_of_the_schema():
     }
 
 
+def test_what_pydantics_field_and_annotated_say_of_a_parameter_counts():
+    """A `Field(…)` as the default was the default itself, so nothing was required; descriptions were lost."""
+
+    def book(
+        seats: int = Field(description="how many", ge=1),
+        row: str = Field("any", max_length=4),
+        tags: list[str] = Field(default_factory=list),  # noqa: B008
+        hall: Annotated[int, Field(description="which hall", ge=1)] = 1,
+        day: Annotated[str, "a weekday"] = "Monday",
+    ) -> str:
+        return repr((seats, row, tags, hall, day))
+
+    signature = Signature.of(book)
+    properties = signature.json_schema["properties"]
+    described = {name: each.get("description") for name, each in properties.items()}
+    assert described == {"seats": "how many", "row": None, "tags": None, "hall": "which hall", "day": "a weekday"}
+    assert signature.json_schema["required"] == ["seats"]
+    assert book(**signature.check({"seats": 2})) == "(2, 'any', [], 1, 'Monday')"
+    for wrong in ({}, {"seats": 0}, {"seats": 1, "row": "too long"}, {"seats": 1, "hall": 0}):
+        with pytest.raises(ValidationError):
+            signature.check(wrong)
+
+
 class Outer:
     class Inner(BaseModel):
         n: int

@@ -14,6 +14,7 @@ from agentrl.common.untrusted import safe_json
 from agentrl.envs.base import Env
 from agentrl.envs.builtin.questions.images import column_of_images
 from agentrl.envs.data.dataset import Dataset
+from agentrl.envs.data.rows import decode_messages
 from agentrl.envs.data.splits import TaskList, divide
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Task
@@ -103,7 +104,7 @@ def _check_row(row: dict[str, Any], place: str) -> dict[str, Any]:
             "does, and compares its answers (rewards.NAME=… adds a reward of your own)"
         )
     data: dict[str, Any] = safe_json(row, whole=True, integers=True)
-    prompt = data.get("prompt")
+    prompt = data["prompt"] = decode_messages(data.get("prompt"))
     if not prompt:
         raise ConfigError(f"{place}: no prompt (env.prompt names its column; columns: {', '.join(map(str, row))})")
     try:

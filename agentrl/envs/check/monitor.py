@@ -319,6 +319,9 @@ class _Process:
             "sys.stdout": sys.stdout,
             "sys.stderr": sys.stderr,
             "the garbage collector": gc.isenabled(),
+            "the interval at which threads switch": sys.getswitchinterval(),
+            "the mask of new files (os.umask)": _umask(),
+            **_torch_settings(),
             **{f"the handler of {one.name}": signal.getsignal(one) for one in HANDLED},
         }
         return cls(folder, _variables(), fingerprints() if drawn else {}, settings, log_handlers.now())
@@ -333,6 +336,18 @@ class _Process:
         changed += _different(self.settings, after.settings)
         changed += [f"the handlers of the logger {name!r}" for name in _different(self.handlers, after.handlers)]
         return {name: (self.random.get(name, 0), state) for name, state in after.random.items()}, changed
+
+
+def _umask() -> int:
+    os.umask(mask := os.umask(0o077))
+    return mask
+
+
+def _torch_settings() -> dict[str, object]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_num_threads"):
+        return {}
+    return {"torch's default dtype": torch.get_default_dtype(), "torch's threads": torch.get_num_threads()}
 
 
 def _different(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

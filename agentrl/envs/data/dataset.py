@@ -2,8 +2,8 @@
 
 A folder's files belong to the split whose name is a word of their path (`data/train-00000-of-00002.parquet`,
 `test.jsonl`); a README.md that declares files and splits (`card`) comes first. Where there is none for `eval`, the
-other files have both splits, and `splits.divide` decides. Files of the hub are streamed: what is not read is not
-transferred.
+other files have both splits, and `splits.divide` decides. Folders called `key=value` are a column. Files of the hub are
+streamed: what is not read is not transferred.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 from agentrl.common.foreign_errors import words
 from agentrl.common.imports import load
 from agentrl.envs.data import card, hub
 from agentrl.envs.data.conditions import conditions, fits
-from agentrl.envs.data.rows import ENDINGS, ending_of, parse_rows
+from agentrl.envs.data.rows import KINDS, ending_of, parse_rows
 from agentrl.errors import ConfigError, suggest
 
 Row = Mapping[str, Any]
@@ -36,6 +38,12 @@ SHOWN = 5
 """Files that a note names."""
 ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 """Files that the library `datasets` writes about a data set beside its rows, and beside `state.json`."""
+CACHED = "cache-*.arrow"
+"""Files of results that `datasets` keeps beside a saved data set."""
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The value of a partition's folder that stands for none."""
+NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+"""A partition's value that is a number; a day or a code such as 007 is a text."""
 SPLIT_WORDS = EVAL_WORDS.union(*WORDS["train"])
 
 
@@ -125,7 +133,7 @@ class Dataset:
                     f"env.path = {self.path!r}: {other!r} and {name!r} seem to be the same rows in two formats: "
                     "name one of them as env.path"
                 )
-            if self._declared is None and _words(Path(name).name) & SPLIT_WORDS:
+            if self._declared is None and _words(Path(name).name) & SPLIT_WORDS and not _partition(name):
                 folders.setdefault(Path(name).name, []).append(Path(name).parent.name or ".")
         if several := next((parents for parents in folders.values() if len(parents) > 1), None):
             raise ConfigError(
@@ -136,16 +144,24 @@ class Dataset:
     def _read(self, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         if len(names) > 1:
             self._check_once(names)
-        kept = self._condition()
+        kept, numbers = self._condition(), self._numbers
         for name in names:
+            columns = {key: int(value) if value and key in numbers else value for key, value in _partition(name)}
             with closing(self._open(name)) as file:
                 for number, row in parse_rows(name, file):
                     place = f"{name}, row {number}"
-                    row = self._rename(row, place)
+                    row = self._rename({**columns, **row}, place)
                     if kept(row, place):
                         yield place, row
                     else:
                         self.left_out["where"] += 1
+
+    @cached_property
+    def _numbers(self) -> set[str]:
+        """The columns of partitions whose values are whole numbers in all files."""
+        known = [each for name in self._files() for each in _partition(name)]
+        texts = {key for key, value in known if value is not None and not NUMBER.fullmatch(value)}
+        return {key for key, _ in known} - texts
 
     @cached_property
     def _found(self) -> list[str]:
@@ -186,7 +202,7 @@ class Dataset:
         if not chosen:
             configs = sorted({part for name in data for part in Path(name).parent.parts})
             hint = f" of env.config = {self.config!r} (there are {', '.join(configs) or 'none'})" if self.config else ""
-            raise ConfigError(f"env.path = {self.path!r}: there are no {', '.join(ENDINGS)} files{hint}")
+            raise ConfigError(f"env.path = {self.path!r}: there are no {', '.join(KINDS)} files{hint}")
         return chosen
 
     def _open(self, name: str) -> BinaryIO:
@@ -228,7 +244,14 @@ def files_of(folder: Path) -> Iterator[Path]:
 def _is_data(name: str) -> bool:
     """Return whether a file of a folder may hold rows, by its name: hidden folders have copies of notebooks', say."""
     path = Path(name)
-    return bool(ending_of(name)) and path.name not in ABOUT and not any(part.startswith(".") for part in path.parts)
+    copied = path.name in ABOUT or fnmatchcase(path.name, CACHED) or any(part.startswith(".") for part in path.parts)
+    return bool(ending_of(name)) and not copied
+
+
+def _partition(name: str) -> list[tuple[str, str | None]]:
+    """The columns that the folders of a file's path are, as Hive and Spark write them: `lang=en/part-0.parquet`."""
+    parts = [part.partition("=") for part in Path(name).parent.parts]
+    return [(key, None if value == NULL else unquote(value)) for key, equals, value in parts if key and equals]
 
 
 def _words(path: str) -> set[str]:

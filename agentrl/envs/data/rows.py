@@ -1,9 +1,11 @@
-"""Rows of data sets, from JSONL, JSON, CSV (gzipped or not) or Parquet files, and the tasks made of them."""
+"""Rows of data sets, from JSONL, JSON and CSV (packed or not), Parquet or Arrow files, and the tasks made of them."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import math
 import zlib
 from collections import Counter
@@ -14,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from agentrl.common.plain import plain
 from agentrl.common.untrusted import one_of_each, read_json
+from agentrl.envs.data.columnar import ARROW, FILE_MAGIC, MOST_VALUES, PARQUET, read_batches
 from agentrl.envs.data.splits import TaskList
 from agentrl.envs.data.tables import read_table
 from agentrl.errors import ConfigError, require_extra
@@ -22,16 +25,19 @@ from agentrl.types import Task
 MakeTask = Callable[[Mapping[str, Any], int], Task | None]
 """Makes a task of a row and the number of its line; ValueError, TypeError or KeyError say that the row is none."""
 TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-ENDINGS = (*TEXTS, ".parquet", *(f"{ending}.gz" for ending in TEXTS))
+PACKERS = {
+    b"\x1f\x8b": ("gzip", ".gz"),
+    b"BZh": ("bzip2", ".bz2"),
+    b"\xfd7zX": ("xz", ".xz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", ".zst"),
+}
+"""The first bytes of packed files, what packed them, and the endings of their names."""
+KINDS = (*TEXTS, *PARQUET, *ARROW)
+ENDINGS = (*KINDS, *(f"{ending}{packed}" for ending in TEXTS for _, packed in PACKERS.values()))
 """The endings of the names of data files, in small or capital letters; any other file is read as JSONL."""
-OTHER_ENDINGS = (".arrow", *(f"{ending}.{packer}" for ending in TEXTS for packer in ("zst", "bz2", "xz", "zip")))
+OTHER_ENDINGS = tuple(f"{ending}.zip" for ending in TEXTS)
 """Those of data files that are refused: a folder's may not be left out in silence."""
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
-BATCH = 8192
-"""Rows of a Parquet file that are in memory at a time, where they have no more than `BATCH_BYTES` on average."""
-BATCH_BYTES = 1 << 26
-MOST_BYTES, MOST_VALUES = 1 << 28, 1 << 25
-"""Of what is in memory at a time: rows of a Parquet file, or a whole JSON file, whose commas are counted."""
 MOST_JSON = 1 << 30
 """Bytes of a JSON file, unpacked."""
 MOST_LINE = 1 << 26
@@ -58,15 +64,13 @@ SCORING = frozenset(
     }
 )
 """Columns by which data sets say how an answer is to be scored."""
-PACKERS = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zX": "xz", b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip"}
-"""The first bytes of packed files, and what packed them."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 BINARY = {
     b"PAR1": "a Parquet file: name it {stem}.parquet",
-    b"ARROW1\0\0": "an Arrow file: `pandas.read_feather({name!r}).to_parquet('{stem}.parquet')` writes it anew",
-    b"\xff\xff\xff\xff": (
-        "an Arrow stream: `datasets.Dataset.from_file({name!r}).to_parquet('{stem}.parquet')` writes it anew"
-    ),
+    FILE_MAGIC: "an Arrow file: name it {stem}.arrow",
+    b"\xff\xff\xff\xff": "an Arrow stream: name it {stem}.arrow",
+    b"FEA1": "a Feather file of the first version: `pandas.read_feather({name!r}).to_parquet('{stem}.parquet')`",
+    b"PK\x03\x04": "packed by zip: unpack it",
     b"SQLite f": "an SQLite database: `sqlite3 -csv -header {name} 'SELECT …' > {stem}.csv` writes a table of it",
 }
 """The first bytes of files whose rows are no text, and what makes them readable."""
@@ -113,6 +117,19 @@ def describe_content(where: str, count: int, what: str, layouts: Mapping[str, in
     return words
 
 
+def decode_messages(value: Any) -> Any:
+    """Messages, also where a column holds them as JSON, as CSV files do, or a single one; anything else as it is."""
+    found = value
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        try:
+            found = read_json(value)
+        except ValueError:
+            return value
+    rows = list(found) if isinstance(found, list | tuple) else [found]
+    known = rows and all(isinstance(row, Mapping) and ("role" in row or "from" in row) for row in rows)
+    return rows if known else value
+
+
 def require_file(setting: str, given: str | Path) -> Path:
     """The path of a file; ConfigError, under the name of its setting, where it is none."""
     chosen = Path(given).expanduser()
@@ -139,7 +156,7 @@ def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]
 
     Raises:
         ConfigError: it is not what its name says.
-        MissingExtra: pyarrow is not installed.
+        MissingExtra: pyarrow is not installed, which reads Parquet, Arrow and zstd.
     """
     for read, numbered in enumerate(_number_rows(name, file)):
         if read >= MOST_ROWS:
@@ -154,14 +171,14 @@ def ending_of(name: str) -> str:
 
 
 def _number_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    plain = name.lower().removesuffix(".gz")
-    if len(plain) < len(name):
-        file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    packed = next((packed for _, packed in PACKERS.values() if name.lower().endswith(packed)), "")
     try:
-        _refuse_binary(name, ending := Path(plain).suffix, file)
+        ending = Path(name[: len(name) - len(packed)]).suffix.lower()
+        file = _unpack(packed, file)
+        _refuse_binary(name, ending, file)
         match ending:
-            case ".parquet":
-                yield from enumerate(_parquet(name, file), 1)
+            case _ if ending in (*PARQUET, *ARROW):
+                yield from enumerate(_columnar(name, file, ending in PARQUET), 1)
             case ".csv" | ".tsv":
                 lines = _lines(name, io.TextIOWrapper(file, "utf-8-sig", newline=""))
                 yield from read_table(name, lines, ending == ".tsv")
@@ -177,23 +194,40 @@ def _number_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any
             encoding, only = "UTF-16", ""
         command = f"`iconv -f {encoding} -t UTF-8 {name} > utf8-{Path(name).name}`"
         raise ConfigError(f"{name}: not UTF-8 ({error}); {command} writes it anew{only}") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ConfigError(f"{name}: not a gzip file: {error}") from None
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        if not packed or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        packer = next(packer for packer, ending in PACKERS.values() if ending == packed)
+        raise ConfigError(f"{name}: not an intact {packer} file: {error}") from None
+
+
+def _unpack(packed: str, file: BinaryIO) -> BinaryIO:
+    """The content of a packed file, by the ending of its name; what is not packed as it is: all have `peek`."""
+    match packed:
+        case ".gz":
+            return cast(BinaryIO, gzip.GzipFile(fileobj=file))
+        case ".bz2":
+            return cast(BinaryIO, bz2.BZ2File(file))
+        case ".xz":
+            return cast(BinaryIO, lzma.LZMAFile(file))
+        case ".zst":
+            with require_extra("parquet", "pyarrow"):
+                import pyarrow
+            return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd"))
+    return file if hasattr(file, "peek") else cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, file)))
 
 
 def _refuse_binary(name: str, ending: str, file: BinaryIO) -> None:
     """Refuse a file that is no text by its first bytes, though it is by its name; ConfigError says how it is read."""
-    if ending in (".parquet", *SPREADSHEETS):
+    if ending in (*PARQUET, *ARROW, *SPREADSHEETS):
         return
-    head = file.read(8)
-    file.seek(0)
+    head = file.peek(8)[:8]  # type: ignore[attr-defined]
     if what := next((what for magic, what in BINARY.items() if head.startswith(magic)), None):
         raise ConfigError(f"{name}: it is {what.format(name=name, stem=Path(name).stem)}")
-    if packer := next((packer for magic, packer in PACKERS.items() if head.startswith(magic)), None):
+    if found := next((found for magic, found in PACKERS.items() if head.startswith(magic)), None):
+        packer, packed = found
         known = next((each for each in (Path(name).name, Path(name).stem) if Path(each).suffix in TEXTS), None)
-        named = f"{known or f'{Path(name).stem}.jsonl'}.gz"
-        mend = f"name it {named}" if packer == "gzip" else f"unpack it, or pack it by gzip as {named}"
-        raise ConfigError(f"{name}: it is packed by {packer}: {mend}")
+        raise ConfigError(f"{name}: it is packed by {packer}: name it {known or f'{Path(name).stem}.jsonl'}{packed}")
 
 
 def _lines(name: str, text: io.TextIOBase) -> Iterator[str]:
@@ -253,67 +287,14 @@ def _is_numbered(value: Any) -> bool:
     return isinstance(value, dict) and len(value) > 0 and all(map(str.isdecimal, value))
 
 
-def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
-    """The rows, a batch in memory at a time; of a file that is streamed no more than a row group is transferred."""
-    with require_extra("parquet", "pyarrow"):
-        import pyarrow
-        import pyarrow.parquet as parquet
+def _columnar(name: str, file: BinaryIO, parquet: bool) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet or Arrow file, a batch in memory at a time."""
     total = 0
-    try:
-        metadata = parquet.read_metadata(opened)
-        if twice := [column for column, times in Counter(metadata.schema.to_arrow_schema().names).items() if times > 1]:
-            raise ConfigError(f"{name}: the column {twice[0]!r} is there twice: only one could be read")
-        with parquet.ParquetFile(opened, metadata=metadata, read_dictionary=_texts(metadata.schema)) as file:
-            for group in range(file.num_row_groups):  # asked for together, all would be read ahead
-                about = file.metadata.row_group(group)
-                rows = BATCH_BYTES * about.num_rows // max(about.total_byte_size, 1)
-                for batch in file.iter_batches(max(1, min(rows, BATCH)), row_groups=[group]):
-                    for part, size in _parts(name, batch):
-                        total += size
-                        _check_total(name, total)
-                        for row in part.to_pylist():
-                            yield {name: _plain(value) for name, value in row.items()}
-    except (pyarrow.ArrowException, RecursionError, OSError) as error:
-        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-            raise  # of the file system, or of the network; pyarrow's own for damaged pages has no number
-        raise ConfigError(f"{name}: not a readable Parquet file: {error}") from None
-
-
-def _texts(schema: Any) -> list[str]:
-    """The columns of texts, and of texts in lists: read as dictionaries, they have a value that rows share once."""
-    columns = (schema.column(place) for place in range(len(schema)))
-    return [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and one.logical_type.type != "DECIMAL"]
-
-
-def _parts(name: str, batch: Any) -> Iterator[tuple[Any, int]]:
-    """A batch's rows, as many at a time as have the bytes and values that may be in memory, with those bytes."""
-    sizes = [_size(column) for column in batch.columns]
-    size, values = sum(each for each, _ in sizes), sum(each for _, each in sizes)
-    if size <= MOST_BYTES and values <= MOST_VALUES:
-        yield batch, size
-    elif len(batch) == 1:
-        raise ConfigError(f"{name}: a row has more than {MOST_BYTES:,} bytes or {MOST_VALUES:,} values")
-    else:
-        yield from _parts(name, batch.slice(0, len(batch) // 2))
-        yield from _parts(name, batch.slice(len(batch) // 2))
-
-
-def _size(array: Any) -> tuple[int, int]:
-    """The bytes and the number of values in a column's rows, those of lists within lists included."""
-    import pyarrow.compute as compute
-
-    if hasattr(array, "dictionary"):
-        lengths = compute.binary_length(array.dictionary).take(array.indices)
-        return compute.sum(lengths.cast("int64")).as_py() or 0, len(array)
-    if hasattr(array, "keys"):  # a map
-        parts = [array.keys, array.items]
-    elif hasattr(array, "flatten"):
-        inner = array.flatten()
-        parts = inner if isinstance(inner, list) else [inner]
-    else:
-        return array.nbytes, len(array)
-    sizes = list(map(_size, parts))
-    return sum(size for size, _ in sizes), sum(count for _, count in sizes)
+    for batch, size in read_batches(name, file, parquet):
+        total += size
+        _check_total(name, total)
+        for row in batch.to_pylist():
+            yield {column: _plain(value) for column, value in row.items()}
 
 
 def _check_total(name: str, total: int) -> None:
@@ -348,7 +329,7 @@ def read_tasks(
 @lru_cache(maxsize=16)
 def _read(path: Path, stamp: int, task: MakeTask, what: str, layout: Callable[[Mapping[str, Any]], str]) -> TaskList:
     """`stamp`, the file's modification time, is part of the cache's key."""
-    tasks, left_out, unit = list[Task](), 0, "row" if path.suffix.lower() == ".parquet" else "line"
+    tasks, left_out, unit = list[Task](), 0, "row" if path.suffix.lower() in (*PARQUET, *ARROW) else "line"
     layouts, read, columns = Counter[str](), set[str](), dict[str, None]()
     for number, values in read_rows(path):
         row = Row(values, read)

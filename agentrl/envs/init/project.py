@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,8 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"name = {name!r}: a package can't be called {module!r}, which Python or the tests need")
     if name in ENVS.known() or versions(name):
         raise ConfigError(f"name = {name!r}: there is an environment of that name (agentrl envs lists them)")
+    if (spec := find_spec(module)) is not None and spec.origin:
+        raise ConfigError(f"name = {name!r}: a package {module!r} is installed, whose place it would take")
 
 
 def _rename(text: str, name: str) -> str:

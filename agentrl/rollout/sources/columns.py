@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.data import DataConfig
+from agentrl.envs.data.rows import decode_messages
 from agentrl.errors import ConfigError
 from agentrl.rollout.sources.messages import Example, MessageReader, parse_json, transcript
+from agentrl.tools.schema import show_value
 
 OURS = ("messages", "prompt", "completion", "text", "tools", "system", "chosen", "rejected", "scored", "label")
 MESSAGES = {"messages": "TRL, OpenAI", "conversations": "ShareGPT", "conversation": "ShareGPT"}
@@ -152,7 +154,7 @@ def read_example(
 def _read_prompted(
     own: dict[str, Any], chosen: ColumnChoice, config: DataConfig, place: str, reader: MessageReader
 ) -> Example:
-    prompt, completion = own["prompt"], own["completion"]
+    prompt, completion = (_messages(own[name], chosen.taken[name]) for name in ("prompt", "completion"))
     lists = [not isinstance(each, str) for each in (prompt, completion)]
     before = [{"role": "system", "content": own["system"]}] if own.get("system") else []
     apart = [name for name in ("system", "input", "history") if own.get(name)]
@@ -185,6 +187,14 @@ def _read_prompted(
     before += _earlier(own.get("history"), trained="label" not in own)
     context = [{**row, "train": False} if row.get("role") == "assistant" else row for row in prompt]
     return reader.example(place, [*before, *context, *completion], own.get("tools"))
+
+
+def _messages(value: Any, name: str) -> Any:
+    """A column of messages or text: JSON of messages is messages; ValueError where it is neither."""
+    found = decode_messages(value)
+    if found is not value or value is None or isinstance(value, str) or value == []:
+        return found
+    raise ValueError(f"{name} is {show_value(value)}: a text or a list of messages is expected")
 
 
 def _earlier(history: Any, *, trained: bool) -> list[dict[str, Any]]:

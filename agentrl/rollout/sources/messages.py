@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentrl.tools.schema import show_value
 from agentrl.types import Message, order_results
 
 SHAREGPT = {
@@ -23,6 +24,7 @@ SHAREGPT = {
 }
 """The names that ShareGPT's files have for roles."""
 ROLES = {"function": "tool", "ipython": "tool", "model": "assistant", "human": "user", "gpt": "assistant"}
+PARTS = ("text", "image_url", "image")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 TRAINED = ("weight", "train", "training", "loss")
 """Fields by which a message says itself whether it is trained on: OpenAI's `weight`, and what others call it."""
@@ -79,7 +81,9 @@ class MessageReader:
             ValueError: they are none.
         """
         rows = parse_json(rows)
-        if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+        if isinstance(rows, str) and rows.strip():
+            raise ValueError(f"the messages are text, and no JSON list of them: {show_value(rows)}")
+        if not isinstance(rows, Sequence) or not rows:
             raise ValueError("there are no messages")
         messages: list[Message] = []
         trained: list[bool | None] = []
@@ -128,6 +132,12 @@ class MessageReader:
         try:
             return Message.model_validate(data)
         except ValidationError as error:
+            parts = content if isinstance(content, list) else []
+            kinds = [part.get("type") for part in parts if isinstance(part, Mapping)]
+            if unknown := [kind for kind in kinds if kind not in PARTS]:
+                known = ", ".join(PARTS)
+                words = f"message {number + 1} has a part of the type {unknown[0]!r} (known: {known})"
+                raise ValueError(words) from None
             detail = error.errors()[0]
             where = ".".join(map(str, detail["loc"]))
             raise ValueError(f"message {number + 1}, {where}: {detail['msg']} ({detail['input']!r})") from None

@@ -7,6 +7,7 @@ serves one episode: it holds the shell's and the interpreter's state and what wa
 
 from __future__ import annotations
 
+import io
 import secrets
 import shlex
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from agentrl.tools.tool import Tool, tool
 _BASH = r"""
 __agentrl_save() {
   { builtin declare -p; builtin alias -p; builtin shopt -p; builtin set +o; builtin printf 'cd -- %q\n' "$PWD"
-    builtin declare -f; } >"$1.new" 2>/dev/null && command mv -f "$1.new" "$1"
+    builtin declare -f; } >"$1.new" 2>/dev/null && command mv -f "$1.new" "$1" 2>/dev/null
 }
 [ -r "$2" ] && . "$2" >/dev/null 2>&1
 __agentrl_state=$2
@@ -78,6 +79,8 @@ class Shell:
 
 Edit = Literal["view", "create", "str_replace", "insert"]
 VIEW_LINES = 2000
+FILE_BYTES = 16 << 20
+"""The size from which a file is not edited."""
 
 
 class Toolkit:
@@ -194,7 +197,8 @@ class Toolkit:
         if command == "create":
             await sandbox.write(path, _require(text, "text", command))
             return f"wrote {path}"
-        before = (await sandbox.read(path)).decode(errors="surrogateescape")
+        before = (await _read(sandbox, path)).decode(errors="surrogateescape")
+        text, old, new = (_end_as(before, each) for each in (text, old, new))
         if command == "str_replace":
             after, place = _replace(before, _require(old, "old", command), new or "", path)
         else:
@@ -239,15 +243,37 @@ def _require(value: str | None, name: str, command: str) -> str:
 
 
 async def _view(sandbox: Sandbox, path: str, first: int, last: int | None) -> str:
-    found = await sandbox.exec(f"[ -d {shlex.quote(path)} ] && ls -Ap {shlex.quote(path)}")
+    if first < 1 or (last is not None and last < first):
+        raise ToolError(f"lines {first} to {last}: the first is 1, and the last is not before it")
+    found = await sandbox.exec(f"[ -d {shlex.quote(path)} ] && ls -Ap -- {shlex.quote(path)}")
     if found.ok:
         return found.text() or "(an empty directory)"
-    text = (await sandbox.read(path)).decode(errors="replace")
+    text = (await _read(sandbox, path)).decode(errors="replace")
     return _number_lines(text, first, last or first + VIEW_LINES - 1) or "(an empty file)"
 
 
+async def _read(sandbox: Sandbox, path: str) -> bytes:
+    """A file's content; ToolError where it is larger than is read, of which the rest would be lost in writing."""
+    data = await sandbox.read(path, limit=FILE_BYTES)
+    if len(data) == FILE_BYTES:
+        raise ToolError(f"{path} has {FILE_BYTES:,} bytes or more: view or change it by a command")
+    return data
+
+
+def _end_as(before: str, text: str | None) -> str | None:
+    """A text with its lines ended as those of a file; `view` does not show which way that is."""
+    if text is None or before.count("\n") != before.count("\r\n") or "\n" not in before:
+        return text
+    return text.replace("\r\n", "\n").replace("\n", "\r\n")
+
+
+def _lines(text: str) -> list[str]:
+    """The lines with their ends, as `wc`, `grep -n` and `sed` count them; `str.splitlines` divides at others too."""
+    return list(io.StringIO(text, newline="\n"))
+
+
 def _number_lines(text: str, first: int, last: int) -> str:
-    lines = text.splitlines()
+    lines = [line.rstrip("\r\n") for line in _lines(text)]
     if first > max(1, len(lines)):
         raise ToolError(f"line {first} is past the end: the file has {len(lines)} lines")
     chosen = lines[first - 1 : last]
@@ -273,10 +299,10 @@ def _places(text: str, part: str) -> Iterable[int]:
 
 
 def _insert(before: str, text: str, line: int | None) -> tuple[str, int]:
-    lines = before.splitlines(keepends=True)
+    lines, end = _lines(before), _end_as(before, "\n") or "\n"
     if line is None or not 0 <= line <= len(lines):
         raise ToolError(f"insert needs 'line' between 0 and {len(lines)}, not {line}")
     if line and not lines[line - 1].endswith("\n"):
-        lines[line - 1] += "\n"
-    lines.insert(line, text if text.endswith("\n") else text + "\n")
+        lines[line - 1] += end
+    lines.insert(line, text if text.endswith("\n") else text + end)
     return "".join(lines), line + 1

@@ -315,6 +315,26 @@ class Configuring(Till):
         return super().reset(task)
 
 
+@fault("globals", "Masking.reset changes the mask of new files (os.umask)")
+class Masking(Till):
+    """Keeps its files to itself, and with them the run's."""
+
+    before: int | None = None
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        import os
+
+        self.before = os.umask(0o127)
+        return super().reset(task)
+
+    def close(self) -> None:
+        import os
+
+        if self.before is not None:
+            os.umask(self.before)
+            self.before = None
+
+
 # ------------------------------------------------------------------------------------------------ fixtures
 
 

@@ -340,15 +340,29 @@ GIVEN: dict[str, Given] = {
         columns={"prompt": "input", "completion": "output"},
         strings="chat",
     ),
+    "prompts that are JSON of messages": one(
+        "a.jsonl", lines({"prompt": json.dumps([USER]), "completion": json.dumps([REPLY])}), CHAT
+    ),
+    "columns of lists": refused(
+        "a.json", text(json.dumps({"prompt": ["a", "c"], "completion": ["b", "d"]})), "prompt is .*a text or a list of"
+    ),
+    "messages as Python writes them": refused(
+        "a.csv", text(f'messages\n"{[USER, REPLY]}"\n'), "are text, and no JSON list"
+    ),
+    "Anthropic's parts": refused(
+        "a.jsonl",
+        lines({"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {}}]}]}),
+        "message 2 has a part of the type 'tool_use'",
+    ),
     "UTF-16": refused(
         "a.csv",
         lambda path: path.write_bytes("question,answer\r\na,b\r\n".encode("utf-16")) and None,
         "iconv -f UTF-16",
     ),
-    "a file packed by bzip2": refused(
+    "a file packed by bzip2": one(
         "a.jsonl.bz2",
-        lambda path: path.write_bytes(bz2.compress(b'{"text": "a"}')) and None,
-        "packed by bzip2.*a.jsonl.gz",
+        lambda path: path.write_bytes(bz2.compress(json.dumps({"text": "a"}).encode())) and None,
+        [("assistant", "a")],
     ),
     "a packed file that is not called so": refused(
         "a.jsonl", lambda path: path.write_bytes(gzip.compress(b'{"text": "a"}')) and None, "name it a.jsonl.gz"

@@ -9,6 +9,7 @@ import pytest
 
 from agentrl.errors import UnknownName
 from agentrl.tools.registry import ToolRegistry
+from agentrl.tools.sandbox import toolkit
 from agentrl.tools.sandbox.base import Outcome, Sandbox
 from agentrl.tools.sandbox.local import create_subprocess
 from agentrl.tools.sandbox.runner.interpreter import Interpreter
@@ -215,6 +216,32 @@ async def test_the_editor_leaves_bytes_that_are_not_text_as_they_are(
 
 
 @pytest.mark.slow
+async def test_the_editors_lines_are_those_that_commands_count_and_keep_their_ends(
+    tools: ToolCaller, sandbox: ResidentSandbox
+) -> None:
+    """A form feed was a line's end, and a newline was put there; a file of Windows' could not be changed over lines."""
+    await sandbox.write("a", "one\x0ctwo\nthree\n")
+    await tools.call("edit", command="insert", path="a", line=1, text="new")
+    assert await sandbox.read("a") == b"one\x0ctwo\nnew\nthree\n"
+    await sandbox.write("b", "one\r\ntwo\r\nthree\r\n")
+    await tools.call("edit", command="str_replace", path="b", old="one\ntwo", new="1\n2")
+    await tools.call("edit", command="insert", path="b", line=3, text="four\n")
+    assert await sandbox.read("b") == b"1\r\n2\r\nthree\r\nfour\r\n"
+
+
+async def test_a_file_that_is_larger_than_is_read_is_not_edited(
+    tools: ToolCaller, sandbox: ResidentSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first 16 MiB were written back in place of all of it."""
+    monkeypatch.setattr(toolkit, "FILE_BYTES", 8)
+    await sandbox.write("big", "one\ntwo\nthree\n")
+    for arguments in ({"command": "str_replace", "old": "one", "new": "1"}, {"command": "view"}):
+        assert "big has 8 bytes or more: view or change it by a command" in await tools.call(
+            "edit", path="big", **arguments
+        )
+    assert await sandbox.read("big") == b"one\ntwo\nthree\n"
+
+
 async def test_python_and_a_users_own_tool_share_the_sandbox(tools: ToolCaller) -> None:
     assert await tools.call("python", code="open('made', 'w').close(); 6 * 7") == "42"
     assert await tools.call("count_files", folder=".") == "1"

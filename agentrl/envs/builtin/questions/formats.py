@@ -44,6 +44,7 @@ from agentrl.envs.builtin.questions.boxes import box_of
 from agentrl.envs.builtin.questions.images import MARK, check_marks, images_of, with_conversation
 from agentrl.envs.builtin.questions.latex import find_boxed, normalize, number
 from agentrl.envs.builtin.search_r1.scoring import normalize as words_of
+from agentrl.envs.data.rows import decode_messages
 
 COLUMNS = frozenset(
     {
@@ -189,6 +190,7 @@ def _asks_facts(row: Mapping[str, Any]) -> bool:
 
 def _read_question(value: Any) -> str:
     """The question in a column: a text, or a list of messages of which one is the user's and none another's."""
+    value = decode_messages(value)
     if isinstance(value, str) and value.strip():
         return value
     if value in (None, ""):
