@@ -122,21 +122,40 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name; files win over the configuration, and a processor's JSON is for where neither has one."""
-    found = {"default": text} if (text := _json(folder / "chat_template.json").get("chat_template")) else {}
-    found |= named_templates(config.get("chat_template"))
-    found |= {file.stem: file.read_text() for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    found: dict[str, str] = {}
+    for name in ("processor_config.json", "chat_template.json", "tokenizer_config.json"):
+        settings = config if name == "tokenizer_config.json" else _json(folder / name)
+        found |= named_templates(settings.get("chat_template"), f"{str(folder / name)!r}")
+    found |= {file.stem: _text(file) for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (file := folder / "chat_template.jinja").is_file():
-        found["default"] = file.read_text()
+        found["default"] = _text(file)
     return found
 
 
-def named_templates(templates: Any) -> dict[str, str]:
-    """Chat templates by their names, from any format that they are stored in; a single one is the default."""
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise InvalidInput(f"tokenizer: {str(file)!r} is no text in UTF-8: {error}") from None
+
+
+def named_templates(templates: Any, where: str) -> dict[str, str]:
+    """Chat templates by their names, from any format that they are stored in; a single one is the default.
+
+    Raises:
+        InvalidInput: they are stored otherwise; the message begins with `where`.
+    """
+    found = {} if templates is None else templates
     if isinstance(templates, str):
-        return {"default": templates}
-    if isinstance(templates, list):
-        return {entry["name"]: entry["template"] for entry in templates}
-    return dict(templates) if isinstance(templates, dict) else {}
+        found = {"default": templates}
+    elif isinstance(templates, list) and all(isinstance(entry, dict) for entry in templates):
+        found = {entry.get("name"): entry.get("template") for entry in templates}
+    if isinstance(found, dict) and all(isinstance(part, str) for entry in found.items() for part in entry):
+        return dict(found)
+    shown = repr(templates)[:100]
+    raise InvalidInput(
+        f"{where}: chat_template={shown} is neither a text, nor a list of objects with the texts `name` and `template`"
+    )
 
 
 # --------------------------------------------------------------------------------------------- end tokens
@@ -160,7 +179,7 @@ def _with_added_tokens(file: Path, folder: Path, config: Mapping[str, Any]) -> s
 
     transformers adds them when it loads the folder, so models were trained with them.
     """
-    source = file.read_text()
+    source = _text(file)
     try:
         spec = orjson.loads(source)
         entries = list(spec.get("added_tokens") or [])

@@ -40,7 +40,7 @@ class HFTokenizer:
     """A fast tokenizer whose text can't become special tokens.
 
     Attributes:
-        source: the text of its `tokenizer.json`.
+        source: the text of its `tokenizer.json`, without limits to the length of texts.
         published: the tokenizer as its authors made it, for which markup in a text is markup.
         vocab_size: one more than the largest id.
         added: the published added tokens (special ones and other markup) and their ids.
@@ -64,6 +64,9 @@ class HFTokenizer:
     ) -> None:
         """Build from the text of a `tokenizer.json` and the mapping in its `tokenizer_config.json`."""
         spec = orjson.loads(source)
+        if spec.get("truncation") or spec.get("padding"):  # saved by who used it last; a prompt is whole
+            spec |= {"truncation": None, "padding": None}
+            source = orjson.dumps(spec).decode()
         self.source = source
         self.published = _backend(source)
         self._text: Backend | None = None
@@ -72,7 +75,7 @@ class HFTokenizer:
         self.config = config or {}
         self.path = path
         self.end_tokens = tuple(end_tokens)
-        self.templates = named_templates(self.config.get("chat_template"))
+        self.templates = named_templates(self.config.get("chat_template"), "the tokenizer")
         self.chat_template = self.templates.get("default")
         self.tool_template = self.templates.get("tool_use", self.chat_template)
         self.added: dict[str, int] = {token: index for token, index in added.items() if not _is_space(token)}

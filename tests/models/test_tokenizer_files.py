@@ -8,8 +8,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
@@ -99,6 +101,38 @@ def test_a_processors_template_is_used_where_there_is_no_other(tmp_path: Path) -
     (tmp_path / "beside").mkdir()
     both = folder(tmp_path / "beside", chat_template={"chat_template": "p"}, tokenizer_config={"chat_template": "own"})
     assert load_tokenizer(both).chat_template == "own"
+    (tmp_path / "old").mkdir()
+    old = folder(tmp_path / "old", processor_config={"chat_template": "old"}, tokenizer_config={})
+    assert load_tokenizer(old).chat_template == "old"
+
+
+@pytest.mark.parametrize(
+    "templates", [3, ["t"], [{"template": "t"}], {"default": None}, [{"name": 1, "template": "t"}]]
+)
+@pytest.mark.parametrize("name", ["tokenizer_config", "chat_template"])
+def test_chat_templates_that_are_no_texts_are_refused_by_their_file(tmp_path: Path, name: str, templates: Any) -> None:
+    path = folder(tmp_path, **{name: {"chat_template": templates}})
+    with pytest.raises(InvalidInput, match=rf"{name}\.json': chat_template=.* is neither a text"):
+        load_tokenizer(path)
+
+
+def test_a_chat_template_in_another_encoding_is_refused_by_its_file(tmp_path: Path) -> None:
+    (folder(tmp_path) / "chat_template.jinja").write_bytes(b"caf\xe9")
+    with pytest.raises(InvalidInput, match=r"chat_template\.jinja' is no text in UTF-8"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_length_that_was_saved_with_a_tokenizer_neither_cuts_nor_fills_texts(tmp_path: Path) -> None:
+    """Who trains classifiers saves them so; prompts were cut at that many tokens, without a word."""
+    backend = Tokenizer.from_str(PLAIN.source)
+    backend.enable_truncation(4)
+    backend.enable_padding(length=9)
+    (tmp_path / "tokenizer.json").write_text(backend.to_str())
+    limited = load_tokenizer(tmp_path)
+    for text in ("what is the weather", "what <|b|> is the weather", "a"):
+        assert limited.encode(text) == PLAIN.encode(text)
+        assert limited.encode_markup(text) == PLAIN.encode_markup(text)
+    assert json.loads(limited.source) == json.loads(PLAIN.source)
 
 
 def test_a_turn_ends_with_each_of_the_tokens_that_the_models_files_list(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from agentrl.sessions.renderers.families.table import FAMILIES, RendererFamily
 from agentrl.sessions.renderers.grammars import GRAMMARS
 from agentrl.sessions.renderers.proof.agreement import disagreement
 from agentrl.sessions.renderers.proof.images import prove_images
-from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS, UNLISTED, WARNED, MarkerPart, look_for
+from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS, UNLISTED, WARNED, MarkerPart, find_lost, look_for
 
 _log = logging.getLogger(__name__)
 
@@ -130,10 +130,10 @@ def detect(tokenizer: HFTokenizer, stop: str = "") -> Renderer:
     for name in fitting:
         try:
             renderer = _make(tokenizer, name)
-            problem = disagreement(renderer, tokenizer, TRIED) or prove_images(renderer).fault or None
+            problem = disagreement(renderer, tokenizer, TRIED) or prove_images(renderer).fault or find_lost(renderer)
         except AgentRLError as error:  # it lacks a token of the format, or its template can't be read
             problem = str(error)
-        if problem is None:
+        if not problem:
             return renderer
         against.append(f"{name} does not fit ({problem})")
     try:

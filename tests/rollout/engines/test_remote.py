@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from agentrl.config import FleetConfig, RolloutConfig, WeightsConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.engines.servers.sglang import SGLangEngine
+from agentrl.rollout.engines.servers.vllm import VLLMEngine
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.weights import make_publisher
 from agentrl.sessions.tree import trainability
@@ -274,6 +276,7 @@ async def test_ids_never_begin_alike(folder: Path) -> None:
             ConfigError,
             "grammar_backend='llguidance': the server at .* runs with --grammar-backend xgrammar",
         ),
+        ({"preferred_sampling_params": '{"top_k": 20}'}, ConfigError, "--preferred-sampling-params .*top_k.* rollout"),
     ],
 )
 async def test_a_server_that_does_not_fit_is_refused(
@@ -282,6 +285,29 @@ async def test_a_server_that_does_not_fit_is_refused(
     async with fake(folder, None, **info) as (engine, _):
         with pytest.raises(error, match=message):
             await engine.start()
+
+
+@pytest.mark.parametrize("logits", [[3.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
+async def test_a_vllm_server_whose_log_probabilities_leave_out_the_temperature_is_refused(
+    mode: str, logits: list[float], folder: Path
+) -> None:
+    """Those of temperature 1 are what one gives that is started without options; of equal tokens both are the same."""
+    engine = VLLMEngine(folder, ServerConfig(name="vllm", device="cpu", url="http://127.0.0.1:9"))
+
+    async def answer(body: dict[str, Any]) -> dict[str, Any]:
+        scale = body["sampling_params"]["temperature"] if mode == "processed_logprobs" else 1.0
+        total = math.log(sum(math.exp(logit / scale) for logit in logits))
+        listed = [{"token_id": index, "logprob": logit / scale - total} for index, logit in enumerate(logits)]
+        return {"choices": [{"logprobs": {"content": [{**listed[2], "top_logprobs": listed[:2]}]}}]}
+
+    engine.client.generate_whole = answer  # type: ignore[method-assign]
+    if mode == "raw_logprobs" and logits[0]:
+        with pytest.raises(ConfigError, match="start it with --logprobs-mode processed_logprobs"):
+            await engine._refuse_raw()
+    else:
+        await engine._refuse_raw()
+    await engine.close()
 
 
 @pytest.mark.parametrize("listed", [None, 8])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from agentrl.sessions.renderers.families.table import FAMILIES
 from agentrl.sessions.renderers.proof.check import check_renderer
 from agentrl.sessions.renderers.proof.trials import TOOLS
 from agentrl.sessions.renderers.registry import RENDERERS, candidates
-from agentrl.types import FunctionCall, Message, ToolCall
+from agentrl.types import FunctionCall, Message, Node, ToolCall
 from tests.sessions.renderers import minimal
 from tests.sessions.renderers.support import CHATML_TOKENS, tokenizer, trained, with_template
 from tests.sessions.renderers.table import BEGIN, DOCS, END, MODELS, Model, row
@@ -132,6 +133,47 @@ def test_one_changed_word_in_a_familys_template_is_enough_for_auto_to_leave_it(o
     assert old in (qwen.chat_template or "")
     assert get_renderer(qwen).name == "qwen2.5"
     assert get_renderer(with_template(qwen, (qwen.chat_template or "").replace(old, new))).name == "generic"
+
+
+TRIMMED = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content TRIM }}<|im_end|>\n{% endfor %}" + (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("trim", "taken"), [("", "chatml"), ("| trim", "generic")])
+def test_a_template_that_trims_texts_is_not_taken_for_a_family_that_keeps_them(trim: str, taken: str) -> None:
+    """They differ only in texts with white space around them, of which the trials had none."""
+    renderer = get_renderer(with_template(tokenizer("chatml-text"), TRIMMED.replace("TRIM", trim)))
+    assert renderer.name == taken
+    shown = renderer.tokenizer.decode(renderer.render([Message(role="user", content=" x ")])[0])
+    assert (" x " in shown) == (not trim)
+
+
+def test_a_tokenizer_that_loses_texts_is_refused_for_a_familys_format_as_for_any_other() -> None:
+    spec = json.loads(tokenizer("chatml-text").published.to_str())
+    spec["normalizer"] = {"type": "Lowercase"}
+    lossy = with_template(HFTokenizer(json.dumps(spec)), TRIMMED.replace("TRIM", ""))
+    with pytest.raises(ConfigError, match=r"the answer 'Pearl, then\.' is read as 'pearl, then\.'"):
+        get_renderer(lossy)
+
+
+FIRST_SYSTEM = (
+    "{% if messages[0].role == 'system' %}<|im_start|>system: {{ messages[0].content }}<|im_end|>{% endif %}"
+    "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_system_message_that_a_template_drops_behind_others_is_refused_and_not_left_out() -> None:
+    """Such a template shows a first one, so its renderer passes; an environment's later ones were never seen."""
+    renderer = get_renderer(with_template(tokenizer("chatml-text"), FIRST_SYSTEM))
+    assert renderer.name == "generic"
+    later = Message(role="developer", content="Be brief.")
+    renderer.render([later, USER])
+    answered = Node(0, None, Message(role="assistant", content="a"), [renderer.stop_token_ids[0]], [], [])
+    for messages, after in (([USER, later], None), ([later, USER], answered)):
+        with pytest.raises(RenderError, match="drops a developer message that follows others"):
+            renderer.render(messages, after=after)
 
 
 def test_tools_that_a_template_lists_in_other_words_are_a_difference_though_it_writes_no_calls() -> None:

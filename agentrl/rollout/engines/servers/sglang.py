@@ -126,6 +126,11 @@ class SGLangEngine(ServerEngine):
                 f"engine.server.grammar_backend={told!r}: the server at {self.client.url} runs with "
                 f"--grammar-backend {own}"
             )
+        if preferred := info.get("preferred_sampling_params"):
+            raise ConfigError(
+                f"the server at {self.client.url} runs with --preferred-sampling-params {preferred}, which requests "
+                "would be drawn with unasked: start it without, and set rollout.*"
+            )
         longest = info.get("max_req_input_len")
         version = str((await self.client.model_info()).get("weight_version"))
         incremental = bool(info.get("incremental_streaming_output"))

@@ -31,6 +31,7 @@ OWNED = options.OWNED | {
     "incremental_streaming_output": "agentrl itself",
     "enable_deterministic_inference": "engine.deterministic",
     "skip_tokenizer_init": "agentrl itself",
+    "preferred_sampling_params": "rollout.*",
 }
 """Options that belong to a setting of ours, and which."""
 

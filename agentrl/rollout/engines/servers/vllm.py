@@ -125,11 +125,26 @@ class VLLMEngine(ServerEngine):
     async def _info(self) -> ServerInfo:
         longest = (await self.client.model()).get("max_model_len")
         version = await self.client.weight_version()
+        if self.config.url:
+            await self._refuse_raw()
         longest = None if longest is None else int(longest)
         most = int(str({**self.config.server, **self.launched}.get("max_logprobs", 0 if self.config.url else LISTED)))
         listed = self.facts.vocab_size if most < 0 else most
         lark, seen = self.capabilities.lark, bool(self.capabilities.inputs)
         return ServerInfo(longest, version, listed=listed, lark=lark, images=seen)
+
+    async def _refuse_raw(self) -> None:
+        """Refuse a server whose log-probabilities are of temperature 1, as its default is, whatever it draws at."""
+        gaps = []
+        for temperature in (1.0, 2.0):
+            params = {"temperature": temperature, "logprobs": 3}  # one may be the one that was drawn
+            best = sorted((logp for _, logp in await self._next([0], params, {})), reverse=True)
+            gaps.append(best[0] - best[1])
+        if gaps[1] > 0.75 * gaps[0] > 1e-3:  # it is half of the first where the temperature counts
+            raise ConfigError(
+                f"the vllm server at {self.client.url} gives log-probabilities of temperature 1 for tokens of another: "
+                "start it with --logprobs-mode processed_logprobs"
+            )
 
     def _lacks(self, sampling: Sampling, listed: int) -> str:
         needed = count_listed(sampling, self.facts.vocab_size)

@@ -252,9 +252,27 @@ class ProbeRenderer:
             extended = self._stable(full, run[count - 1].role)
             deltas.append(self._beyond(extended, stable))
             stable = extended
+        first = 1 if after is None else 0
+        for place in range(len(context) + first, len(context) + len(run)):
+            self._refuse_dropped(written, [*context, *run], place, tools)
         if after is not None:
             deltas[0] = self._behind(after, deltas[0])
         return deltas
+
+    def _refuse_dropped(
+        self, written: Whole, messages: Sequence[Message], place: int, tools: Sequence[ToolSchema]
+    ) -> None:
+        """Refuse a system message behind others whose text makes no difference, as in templates that read the first."""
+        message = messages[place]
+        if message.role not in ("system", "developer") or not message.text.strip():
+            return
+        other = message.model_copy(update={"content": f"{message.text} u"})
+        changed = [*messages[:place], other, *messages[place + 1 :]]
+        if written(changed, tools, False) == written(messages, tools, False):
+            raise RenderError(
+                f"{self.name}: the chat template drops a {message.role} message that follows others; "
+                "a user's message is where its text is shown"
+            )
 
     def _behind(self, after: Node, delta: list[int]) -> list[int]:
         """Mind how the turn before ended: its end token is written once, by the model or by us."""

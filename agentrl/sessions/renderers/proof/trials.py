@@ -195,6 +195,7 @@ def prove(
     call_id: CallId = nine_letters,
     system: bool | None = None,
     declared: bool = True,
+    spaced: bool = False,
 ) -> RendererProof:
     """Compare extending with rendering anew, at every turn boundary of generated conversations.
 
@@ -210,6 +211,7 @@ def prove(
         call_id: makes ids for calls.
         system: whether they begin with a system message; None: some do.
         declared: whether the tools that they call may be on offer.
+        spaced: whether white space surrounds the texts of users and systems, which templates may trim.
     """
     if reference is None:
         assert isinstance(renderer, ProbeRenderer), "only a ProbeRenderer has its own reference"
@@ -222,6 +224,7 @@ def prove(
         able = expresses or Expresses()
         messages = conversation(rng, able, tools=tools, reasoning=reasoning, rounds=rounds, call_id=call_id)
         messages = with_system(messages, system)
+        messages = [_surround(message) for message in messages] if spaced else messages
         offered = TOOLS if tools and rng.random() < 0.7 and declared else ()
         try:
             for whole, extended, where in _boundaries(renderer, reference, messages, offered):
@@ -238,6 +241,12 @@ def prove(
                 difference = difference or str(error)
     _, refusal = min(refusals, key=lambda refused: refused[0], default=(False, ""))
     return RendererProof(boundaries, differing, difference, refused, refusal)
+
+
+def _surround(message: Message) -> Message:
+    """The message with white space around its text, unless that is a result or a model's."""
+    given = message.role in ("system", "user")
+    return message.model_copy(update={"content": f" {message.text}\n"}) if given else message
 
 
 def compare_boundaries(renderer: Renderer, reference: Whole, messages: Sequence[Message]) -> RendererProof:
