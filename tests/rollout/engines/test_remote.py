@@ -143,6 +143,15 @@ async def test_cumulative_chunks_of_any_server_are_passed_on_once(folder: Path) 
         assert [item.token_ids for item in items] == [(5,), (6,), (7,), (5, 6, 7)]
 
 
+async def test_sampling_parameters_of_a_servers_own_that_requests_dont_name_are_refused(folder: Path) -> None:
+    """A server's top-k narrowed what was drawn, and turns counted as drawn from the whole vocabulary."""
+    async with fake(folder, preferred_sampling_params={"temperature": 0.5}) as (engine, _):
+        await engine.start()
+    async with fake(folder, preferred_sampling_params={"temperature": 0.5, "top_k": 5}) as (engine, _):
+        with pytest.raises(ConfigError, match=r"--preferred-sampling-params, whose \{'top_k': 5\} would"):
+            await engine.start()
+
+
 async def test_a_stop_that_was_not_requested_is_continued(folder: Path) -> None:
     """The tokenizer's end token stops SGLang; a turn ends only where its sampling says."""
     asked: list[list[int]] = []

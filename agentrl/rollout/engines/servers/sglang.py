@@ -46,6 +46,7 @@ from agentrl.rollout.engines.servers.sglang_options import (
     keeps_to_lark,
     launch_options,
     refuse_images,
+    refuse_preferred,
     sampling_params,
 )
 from agentrl.rollout.engines.servers.sglang_receiver import SGLangReceiver
@@ -127,7 +128,9 @@ class SGLangEngine(ServerEngine):
                 f"--grammar-backend {own}"
             )
         longest = info.get("max_req_input_len")
-        version = str((await self.client.model_info()).get("weight_version"))
+        model = await self.client.model_info()
+        refuse_preferred(model.get("preferred_sampling_params"), self.client.url)
+        version = str(model.get("weight_version"))
         incremental = bool(info.get("incremental_streaming_output"))
         listed = int(info.get("sampling_mask_max_tokens") or 0)
         counts = counts_exactly(self.config)

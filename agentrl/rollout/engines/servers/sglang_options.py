@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from agentrl.common import custom_code
+from agentrl.errors import ConfigError
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.servers import options
 from agentrl.rollout.engines.servers.adapters import TOGETHER, target_modules
@@ -76,6 +77,16 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
     elif sampling.lark is not None:
         found["ebnf"] = sampling.lark  # llguidance's backend takes Lark as well
     return found
+
+
+def refuse_preferred(preferred: object, url: str) -> None:
+    """Refuse a server's own sampling parameters where requests don't name them: they change the draws unseen."""
+    named = sampling_params(Sampling(), 1, 1).keys()
+    if isinstance(preferred, dict) and (unseen := {key: preferred[key] for key in sorted(preferred.keys() - named)}):
+        raise ConfigError(
+            f"the server at {url} runs with --preferred-sampling-params, whose {unseen} would change what is drawn "
+            "without any turn that says so: start it without"
+        )
 
 
 def _adapters(config: ServerConfig, facts: ModelFacts, platform: Platform) -> dict[str, OptionValue]:
