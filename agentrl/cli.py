@@ -187,7 +187,7 @@ def evaluate(words: Words = None, config: File = None) -> None:
     if unused := list_ignored(given):
         sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in unused))
         err.print(f"of {config} an evaluation takes no notice of some settings in: {sections}", soft_wrap=True)
-    settings = complete(tree)
+    settings = complete(tree, parse_words(words or ()))
     if baseline is not None and settings.run_dir is None:
         settings = settings.model_copy(update={"run_dir": str(run_path(settings.env.name, None, prefix="eval-"))})
     result = run_evaluate(settings, owns_process=True)

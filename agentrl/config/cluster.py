@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -13,9 +14,6 @@ PASSED = (
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
 )
 """Variables that mean the same on every machine, and that environments, models and trainers read."""
-
-OF_RAY = ("address", "environment", "max_environments", "place_timeout", "resources")
-"""Settings that mean nothing on one machine."""
 
 
 class ResourcesConfig(Section):
@@ -53,6 +51,11 @@ class RoleResources(Section):
 class ClusterConfig(Section):
     """Places of a run's engines, environments and trainer; see docs/cluster.md."""
 
+    only_with: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("address", "environment", "max_environments", "place_timeout", "resources"), "name=ray"),
+        "call_timeout": "name=ray",
+        "max_restarts": "environments or rewards or gateways",
+    }
     name: Literal["local", "ray"] = "local"
     """local: this machine; ray: the nodes of a Ray cluster, where engines and trainer get processes of their own."""
     address: str | None = None
@@ -108,17 +111,6 @@ class ClusterConfig(Section):
                 f"cluster.sessions=true has environment workers send sessions past the run's process, and {has}: set "
                 "cluster=ray and cluster.environments=N, or cluster.sessions=false"
             )
-        if self.name == "local" and self.resources.rewards.gpus:
-            raise ValueError(
-                f"cluster.resources.rewards.gpus={self.resources.rewards.gpus} reserves GPUs of a Ray cluster's nodes; "
-                "with cluster=local every process sees all GPUs: cluster=ray fits, or a setting of the reward's own"
-            )
-        for name in OF_RAY if self.name == "local" else ():
-            if getattr(self, name) != type(self).model_fields[name].get_default():
-                raise ValueError(
-                    f"cluster.{name} is a setting of cluster=ray, and with cluster=local nothing follows from it: set "
-                    "cluster=ray, or leave it out"
-                )
         if (self.address or "").startswith("ray://"):
             raise ValueError(
                 f"cluster.address={self.address!r} is the address of Ray's client, through which no worker can be "

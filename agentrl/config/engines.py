@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
@@ -54,6 +55,7 @@ class EngineConfig(Section):
 class FleetConfig(Section):
     """Several engines behind one interface, and the handling of failures; see docs/fleet.md."""
 
+    only_with: ClassVar[Mapping[str, str]] = {"engines": "!urls"}
     engines: PositiveInt = 1
     """The number of engines."""
     max_engines: PositiveInt | None = None
@@ -105,6 +107,7 @@ class FleetConfig(Section):
 class WeightsConfig(Section):
     """Settings of weight publication that every transport has; its own settings are a subclass."""
 
+    only_with: ClassVar[Mapping[str, str]] = {"probe_bound": "probe_tokens", "start_bound": "!start_tokens=0"}
     transport: str = "auto"
     """The transport's name or import path; `agentrl plugins` lists the names, and docs/fleet.md says what each does."""
     mode: Literal["drain", "abort", "retract", "in_place"] = "drain"

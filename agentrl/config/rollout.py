@@ -37,6 +37,9 @@ SamplerSection = Annotated[SerializeAsAny[SamplerConfig], OfPlugin("agentrl.roll
 class BranchConfig(Section):
     """Settings of every fork rule; its own settings are a subclass (`ForkRule.settings`)."""
 
+    only_with: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("continuations", "max_continuations", "nested", "trained"), "!name=none"
+    )
     name: str = "none"
     """none, every (k turns), entropy, value, or an import path of a rule or of a function; see docs/branching.md."""
     continuations: PositiveInt = 1
@@ -56,6 +59,10 @@ class RolloutConfig(Section):
     """Settings of the generation of sessions."""
 
     renamed: ClassVar[Mapping[str, str]] = {"replay": "reuse", "replay_age": "reuse_age"}
+    only_with: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("priority", "oversample"), "order=ready"),
+        "reuse_age": "reuse",
+    }
     groups_per_step: PositiveInt = 16
     """Groups (tasks) in a step."""
     group_size: PositiveInt = 8
@@ -156,12 +163,6 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"group_deadline={self.group_deadline:g} must exceed turn_timeout={self.turn_timeout:g} (seconds)"
             )
-        if self.priority is not None and self.order == "number":
-            raise ValueError(f"priority={self.priority} needs order=ready: order=number takes groups by their numbers")
-        if self.oversample and self.order == "number":
-            raise ValueError(
-                f"oversample={self.oversample:g} needs order=ready: order=number waits for every group that was begun"
-            )
         return self
 
 
@@ -173,6 +174,7 @@ class RewardConfig(Section):
     """
 
     resident: ClassVar[bool] = False
+    only_with: ClassVar[Mapping[str, str]] = {"gate_at": "gates"}
     name: str
     """The reward's plug-in: a name (`agentrl plugins`), package.module:Class, or path/to/file.py:Class."""
     weight: float = 1.0
@@ -223,6 +225,7 @@ RewardSections = dict[Annotated[str, Field(pattern=r"^[\w-]+$")], RewardSection]
 class ProbeConfig(Section):
     """A second look at an evaluation's best sessions, against rewards that are exploited; see docs/rewards.md."""
 
+    only_with: ClassVar[Mapping[str, str]] = dict.fromkeys(("best", "alarm"), "rewards or seeds")
     rewards: RewardSections = Field(default={})
     """A second scorer, that nothing is trained on: rewards by name, as `rewards.NAME`."""
     seeds: int = Field(default=0, ge=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -48,6 +48,7 @@ DATA = "data"
 class WatchdogConfig(Section):
     """Response to a run that makes no progress at all."""
 
+    only_with: ClassVar[Mapping[str, str]] = {"end": "timeout"}
     timeout: PositiveFloat | None = 1800.0
     """Seconds without any progress after which the stacks of all threads and tasks are written into the run folder
     (`stacks-N.txt`), and again each time as many have passed; None: never. SIGUSR1 has them written at any time."""
@@ -58,6 +59,11 @@ class WatchdogConfig(Section):
 class RunConfig(Section):
     """A whole run."""
 
+    only_with: ClassVar[Mapping[str, str]] = {
+        "rerun_answers": "rerun",
+        "accept_changed_data": "resume or rerun or run_dir",
+        "checkpoint_url_timeout": "checkpoint_url",
+    }
     env: Annotated[EnvConfig, NAMED]
     """The environment: a registered name or path/to/file.py:Class; `env.KEY` goes to its constructor. A run that reads
     its sessions (`data=`) has none."""
@@ -236,12 +242,7 @@ class RunConfig(Section):
                 f"rollout.staleness={self.rollout.staleness} generates while the trainer learns, and with "
                 "fleet.colocated=true engines sleep meanwhile; fleet.colocated_engines leaves others that don't"
             )
-        if self.cluster.rewards and not self.rewards:
-            raise ValueError(
-                f"cluster.rewards={self.cluster.rewards} computes the rewards that the run adds, and it adds none (an "
-                "environment's own are computed where the episode is): set rewards.NAME=PLUGIN, or cluster.rewards=0"
-            )
-        if self.cluster.gateways:
+        if self.cluster.gateways and self.agent is not None:
             self._gateways_can_be_used()
         self._past_versions_can_be_kept()
         self._adapter_has_one_base()
@@ -369,10 +370,8 @@ class RunConfig(Section):
             )
 
     def _gateways_can_be_used(self) -> None:
-        """Raise a ValueError where gateway workers serve nothing, or programs on other nodes can't reach them."""
+        """Raise a ValueError where programs on other nodes can't reach gateway workers."""
         workers = f"cluster.gateways={self.cluster.gateways}"
-        if self.agent is None:
-            raise ValueError(f"{workers} serves agent programs, and there is none: set agent=, or cluster.gateways=0")
         if self.cluster.address is not None and self.gateway.on_loopback:
             raise ValueError(
                 f"{workers}: on a cluster's nodes (cluster.address={self.cluster.address}) a program may be on another "

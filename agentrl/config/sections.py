@@ -49,10 +49,13 @@ class Section(BaseModel):
 
     Attributes:
         renamed: earlier names of fields, which are accepted and logged.
+        only_with: conditions, of others of its settings, without which settings have no effect, by the settings' names;
+            `agentrl.config.unused.read_condition` says how they are written.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
     renamed: ClassVar[Mapping[str, str]] = {}
+    only_with: ClassVar[Mapping[str, str]] = {}
 
     def model_post_init(self, context: Any) -> None:
         """Let this process know the secrets, to keep them out of what others write (`secrets.scrub`)."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Literal
+from collections.abc import Collection, Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
@@ -37,6 +37,11 @@ class CorrectionConfig(Section):
     All of them compare the proximal policy with the one that sampled a token; see docs/algorithms.md.
     """
 
+    only_with: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("weight_min", "weight_max"), "weight=token|turn|session"),
+        "weight_mean": "weight=turn|session",
+        "mask_mean": "mask_turn or mask_session",
+    }
     proximal: Literal["behaviour", "recomputed"] = "behaviour"
     """The policy that the loss's ratio of a token of an older version is against: the policy that sampled it, or, as in
     decoupled PPO, the trainer's policy before the step's first update (what a ratio of current tokens is always
@@ -80,12 +85,6 @@ class CorrectionConfig(Section):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> CorrectionConfig:
-        if self.weight == "none" and (self.weight_mean or self.weight_min or self.weight_max is not None):
-            raise ValueError("weight_mean, weight_min and weight_max need weight=token, turn or session: it is none")
-        if self.weight_mean and self.weight == "token":
-            raise ValueError("weight_mean=true needs weight=turn or session: a token's weight is no product")
-        if self.mask_mean and self.mask_turn is None and self.mask_session is None:
-            raise ValueError("mask_mean=true needs mask_turn or mask_session: there is no ratio to take a mean of")
         bounds = {name: getattr(self, name) for name in ("mask_token", "mask_turn", "mask_session")}
         for name, (low, high) in {name: each for name, each in bounds.items() if each is not None}.items():
             if not low <= 1 <= high:
@@ -101,6 +100,10 @@ class CorrectionConfig(Section):
 class ShapingConfig(Section):
     """Additions to rewards before credit; filters, evaluation and the stored sessions see rewards without them."""
 
+    only_with: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("overlong_buffer", "overlong_penalty"), "overlong_tokens"),
+        **dict.fromkeys(("turn_alpha", "turn_outcome"), "turns=margin|quality"),
+    }
     overlong_tokens: PositiveInt | None = None
     """The length from which a session is punished in full (DAPO, arXiv:2503.14476, equation 13): the most sampled
     tokens on one of its paths. None: no punishment of length."""
@@ -128,8 +131,6 @@ class ShapingConfig(Section):
 
     @model_validator(mode="after")
     def _buffer_below_length(self) -> ShapingConfig:
-        if self.overlong_tokens is None and "overlong_buffer" in self.model_fields_set and self.overlong_buffer:
-            raise ValueError(f"overlong_buffer={self.overlong_buffer} needs overlong_tokens")
         if self.overlong_tokens is not None and self.overlong_buffer >= self.overlong_tokens:
             raise ValueError(
                 f"overlong_buffer={self.overlong_buffer} must be below overlong_tokens={self.overlong_tokens}"
@@ -146,6 +147,13 @@ class ShapingConfig(Section):
 class AlgoConfig(Section):
     """Settings of every algorithm; an algorithm's own are a subclass."""
 
+    only_with: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("kl_as", "kl_estimator", "kl_target"), "kl_coef"),
+        "kl_gradient": "kl_coef and kl_as=loss",
+        "kl_rate": "kl_target",
+        **dict.fromkeys(("entropy_rate", "entropy_coef_max"), "entropy_target"),
+        "constant_tokens": "normalize=constant",
+    }
     name: str = "grpo"
     """The advantage's name (grpo, rloo, dapo and others), or an import path; see docs/algorithms.md."""
     lr: PositiveFloat = 1e-6
@@ -215,8 +223,6 @@ class AlgoConfig(Section):
 
     @model_validator(mode="after")
     def _coefficients_fit(self) -> AlgoConfig:
-        if self.kl_target is not None and not self.kl_coef:
-            raise ValueError(f"kl_target={self.kl_target:g} needs a kl_coef above 0 to begin with")
         if self.kl_coef and (self.kl_as, self.kl_estimator, self.kl_gradient) == ("loss", "k1", "estimator"):
             raise ValueError(
                 "kl_estimator=k1 as a loss has a gradient of mean 0: set kl_gradient=exact, or kl_as=reward"
@@ -241,6 +247,9 @@ class AlgoConfig(Section):
 class WarmStartConfig(Section):
     """Supervised learning on an environment's expert demonstrations, before reinforcement learning."""
 
+    only_with: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("demos", "batch", "lr", "normalize", "entropy_floor"), "steps"
+    )
     steps: int = Field(default=0, ge=0)
     """Optimizer steps; 0 skips the phase."""
     demos: PositiveInt = 2048

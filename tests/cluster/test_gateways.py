@@ -344,7 +344,6 @@ async def test_where_nothing_can_listen_at_the_address_the_run_ends_as_it_starts
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("cluster.gateways=2", "cluster.gateways=2 serves agent programs, and there is none: set agent="),
         ("agent=solve cluster.gateways=-1", "cluster.gateways=-1"),
         (
             "agent=solve cluster=ray cluster.address=auto cluster.gateways=1",

@@ -353,8 +353,6 @@ def test_with_a_priority_the_groups_of_its_largest_value_go_first_once_they_have
     complete = make_measure(FILTERS, "complete")
     assert complete is not None
     assert [complete(group) for group in (groups[0], ended(5, 1.0, status=Status.TRUNCATED), groups[4])] == [1, 0, 0]
-    with pytest.raises(ValueError, match="priority=signal needs order=ready"):
-        RolloutConfig(priority="signal")
 
 
 async def test_groups_are_replayed_once_while_they_are_young_and_a_resumed_run_replays_the_same() -> None:

@@ -129,9 +129,7 @@ def test_turns_of_their_own_go_to_their_teachers_and_the_others_stay() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"divergence": "jsd", "discount": 0.5}, "discount=0.5 is for divergence=sampled"),
         ({"divergence": "jsd", "loss": "clipped"}, "loss=clipped is for divergence=sampled"),
-        ({"narrowed": "whole"}, "narrowed=whole is for a divergence"),
         ({"teacher": "main"}, "the policy itself .main. teaches nothing new"),
         ({"turns": {"first": "teacher"}}, "turns.first: a turn is a number from 1"),
         ({"privileged": "hint", "privileged_text": "psst"}, "needs a {}"),

@@ -17,6 +17,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import merge_settings, validate
 from agentrl.train.driver.resuming import read_settings, saved_settings, step_of
+from agentrl.train.driver.setup import complete
 from agentrl.train.record import manifest
 from agentrl.train.record.run_folder import RunFolder
 
@@ -60,15 +61,14 @@ def test_a_run_that_is_discarded_takes_with_it_what_it_made_and_nothing_else(tmp
 
 
 def test_a_run_of_one_machine_that_was_given_settings_of_ray_can_still_be_read(tmp_path: Path) -> None:
-    """They were ignored once, and stand in its config.yaml; in a new run they are refused."""
+    """They were ignored once, and stand in its config.yaml; where a new run is given them they are refused."""
     RunFolder.create(tmp_path / "run", CONFIG).close()
     file = tmp_path / "run" / "config.yaml"
     settings = yaml.safe_load(file.read_text())
     settings["cluster"] |= {"resources": {"trainer": {"cpus": 2.0}}, "address": "auto"}
     file.write_text(yaml.safe_dump(settings))
-    assert saved_settings(tmp_path / "run").cluster == CONFIG.cluster
-    with pytest.raises(ConfigError, match=r"cluster\.address is a setting of cluster=ray"):
-        validate(settings, RunConfig)
+    assert saved_settings(tmp_path / "run").cluster.address == "auto"
+    assert complete({"resume": str(tmp_path / "run")}).cluster.address == "auto"
 
 
 def test_resuming_what_is_no_run_is_an_error(tmp_path: Path) -> None:

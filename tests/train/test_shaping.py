@@ -107,8 +107,6 @@ def test_without_settings_the_sessions_are_the_very_same_and_so_are_those_withou
     assert group.sessions[1] is groups[0].sessions[1]
     with pytest.raises(ValidationError, match="below overlong_tokens"):
         ShapingConfig(overlong_tokens=4, overlong_buffer=4)
-    with pytest.raises(ValidationError, match="needs overlong_tokens"):
-        ShapingConfig(overlong_buffer=4)
 
 
 def single_paths(session: Session) -> list[Session]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from agentrl.config import EngineConfig, WeightsConfig
 from agentrl.rollout.engines import ENGINES
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 class DiskConfig(WeightsConfig):
     """The settings of `weights.transport=disk`."""
 
+    only_with: ClassVar[Mapping[str, str]] = {"replicas": "delta"}
     transport: str = "disk"
     """The transport's name."""
     delta: bool = False
@@ -26,12 +28,6 @@ class DiskConfig(WeightsConfig):
     """The folder in which engines find the weights; None is a temporary directory on this machine."""
     replicas: tuple[str, ...] = ()
     """The engine hosts' checkpoint folders, for weights.delta=true; with none engines load the trainer's own."""
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> DiskConfig:
-        if self.replicas and not self.delta:
-            raise ValueError("weights.replicas are for weights.delta=true")
-        return self
 
 
 class AutoConfig(DiskConfig):

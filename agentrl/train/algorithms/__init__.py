@@ -63,43 +63,19 @@ def make_algorithm(config: AlgoConfig) -> Algorithm:
     """The algorithm that the settings name, with these settings; `Registry.find` describes the errors.
 
     Raises:
-        ConfigError: besides, its corrections or its further terms, and its needs, don't go together.
+        ConfigError: besides, its corrections and its needs don't go together.
     """
     algorithm = ALGORITHMS.find(config.name)(config)
     _check_correction(algorithm)
-    _check_terms(algorithm)
     return algorithm
 
 
 def _check_correction(algorithm: Algorithm) -> None:
     config, needs, name = algorithm.config.correction, algorithm.needs, algorithm.config.name
-    if not config.active and config.proximal == "behaviour":
-        return
-    if not needs.engine:
-        raise ConfigError(f"algo.correction has no meaning with algo={name}: its tokens are demonstrated, not sampled")
-    if needs.pairs or needs.labels:
-        what = "compares pairs of sequences" if needs.pairs else "is of whole sequences against the reference"
-        raise ConfigError(f"algo.correction has no meaning with algo={name}: its loss {what}")
     if needs.sequence == "turn" and config.over_sessions:
         raise ConfigError(
             f"algo.correction has weights or masks over sessions, but the loss of algo={name} is over turns: use "
             "weight=turn or token and mask_turn or mask_token, or a loss over sessions"
-        )
-
-
-def _check_terms(algorithm: Algorithm) -> None:
-    config, needs = algorithm.config, algorithm.needs
-    if needs.head is not None:
-        for name in ("kl_coef", "entropy_coef", "entropy_target"):
-            if value := getattr(config, name):
-                raise ConfigError(
-                    f"algo.{name}={value:g} has no meaning with algo={config.name}: its model has scores, and no "
-                    "distribution over tokens"
-                )
-    if config.reference_decay is not None and not (config.kl_coef or needs.reference or needs.reward_model):
-        raise ConfigError(
-            f"algo.reference_decay={config.reference_decay:g} is of a reference, and algo={config.name} keeps none: "
-            "set algo.kl_coef above 0, or leave it out"
         )
 
 

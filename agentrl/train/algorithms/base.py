@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 class CriticConfig(AlgoConfig):
     """Settings of every algorithm with a critic."""
 
+    only_with: ClassVar[Mapping[str, str]] = {
+        "value_trunk_lr": "value_trunk=own",
+        "value_coef": "value_trunk=policy and value_path=agent",
+    }
     gamma: Fraction = 1.0
     """Discount factor per step."""
     gae_step: Literal["token", "turn"] = "token"

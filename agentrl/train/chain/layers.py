@@ -185,7 +185,7 @@ def read_reject(tree: Tree, folder: Path) -> tuple[RunConfig, RejectConfig]:
     refuse_ignored(rest)
     own = validate({**given, "out": str(folder / BEST)}, RejectConfig)
     settings, own = split_settings({**rest, **own.model_dump()})
-    return setup.complete({**settings, "run_dir": str(folder)}), own
+    return setup.complete({**settings, "run_dir": str(folder)}, {}), own
 
 
 def describe_stage(own: RejectConfig, measured: EvalConfig, env: str, who: str) -> Iterator[str]:

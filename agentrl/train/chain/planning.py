@@ -193,7 +193,7 @@ def begin_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
     found: Tree = resolve_references(stage.tree, plan.path, results_of(record))
     if stage.best_of is not None:
         return read_reject(found, plan.path / stage.name)[0]
-    return setup.complete({**found, "run_dir": str(plan.path / stage.name)})
+    return setup.complete({**found, "run_dir": str(plan.path / stage.name)}, {})
 
 
 def resume_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
@@ -211,7 +211,7 @@ def resume_config(plan: Chain, stage: Stage, record: ChainRecord) -> RunConfig:
     kept = [each.setting for each in references(stage.tree) if each.setting.partition(".")[0] in FIXED]
     tree = without(stage.tree, kept)
     found: Tree = resolve_references(tree, plan.path, results_of(record))
-    return setup.complete({**found, "resume": str(plan.path / stage.name)})
+    return setup.complete({**found, "resume": str(plan.path / stage.name)}, {})
 
 
 def outputs_read(stage: Stage, record: ChainRecord) -> dict[str, str]:
@@ -241,7 +241,7 @@ def _stages(path: Path, settings: Tree, record: ChainRecord | None) -> tuple[Sta
         try:
             first = not any(each.policy for each in stages.values())
             tree = _with_model(stage_settings(settings, name, first=first), stages, names[number:])
-            stages[name] = _stage(path, name, tree, stages, models, record)
+            stages[name] = _stage(path, name, tree, stages, models, record, settings[STAGES][name])
         except AgentRLError as error:
             name_stage(error, name)
             wrong.append(error)
@@ -270,7 +270,9 @@ def _stage(
     earlier: Mapping[str, Stage],
     models: dict[str, str],
     record: ChainRecord | None,
+    own: Tree,
 ) -> Stage:
+    """Plan a stage with these settings, of which those that are its `own` must have an effect."""
     for each in references(tree):
         if each.is_model and earlier[each.stage].best_of is not None:
             where = f"data=stage:{each.stage}"
@@ -280,7 +282,7 @@ def _stage(
         config, best = read_reject(resolve_references(tree, path, models), path / name)
         models[name] = BEST
     else:
-        config = _training(path, name, tree, models, record)
+        config = _training(path, name, tree, models, record, own)
         models.setdefault(name, f"checkpoints/step-{config.steps:06d}")
     policy = best is None and make_algorithm(config.algo).needs.head is None
     stage = Stage(name, tree, config, config.model.name, policy, best)
@@ -290,13 +292,15 @@ def _stage(
     return stage if start is None else replace(stage, root=earlier[start.stage].root)
 
 
-def _training(path: Path, name: str, tree: Tree, models: Mapping[str, str], record: ChainRecord | None) -> RunConfig:
+def _training(
+    path: Path, name: str, tree: Tree, models: Mapping[str, str], record: ChainRecord | None, own: Tree
+) -> RunConfig:
     known = record.stage(name) if record else None
     if known is not None and known.state is StageState.DONE:
         saved = saved_settings(path / name)
         if known.settings == settings_hash(without_declared(tree, public(saved))):
             return saved  # needs no secrets, and nothing that it names
-    return setup.complete({**resolve_references(tree, path, models), "run_dir": str(path / name)})
+    return setup.complete({**resolve_references(tree, path, models), "run_dir": str(path / name)}, own)
 
 
 def _together(wrong: list[AgentRLError]) -> AgentRLError:

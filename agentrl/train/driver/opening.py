@@ -21,6 +21,7 @@ from agentrl.config.secrets import secret_values
 from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
 from agentrl.models.registry import model_folder
+from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.display.console import Display
@@ -74,7 +75,9 @@ class OpenRun:
             base = await self._own_model(build_tiny)
         if self.config.model.trust_remote_code:
             custom_code.allow(base)
-        learners, policies = self.config.learners, self.config.policies
+        learners, policies, most = self.config.learners, self.config.policies, self.config.rollout.top_k
+        if most is not None and most >= (size := ModelFacts.read(base).vocab_size):
+            self.display.warn(f"rollout.top_k={most} leaves no token out: the model has {size}")
         require_one_tokenizer(self.algorithms, self.config.model.name, policies, base)
         later = loads_meanwhile(self.config.data, self.config.engine)
         prove_architecture(learners[MAIN], policies, base, self.display, trains=True, later=later)

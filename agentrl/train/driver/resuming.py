@@ -18,7 +18,6 @@ import orjson
 
 from agentrl.common import formats
 from agentrl.config import AlgoConfig, RunConfig
-from agentrl.config.cluster import OF_RAY
 from agentrl.config.learners import OWN
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
@@ -67,15 +66,7 @@ def read_settings(run: Path, asked: str = "") -> dict[str, Any]:
         hint = f"; the run is {above}" if above else ""
         raise ConfigError(f"{named}: no run there (config.yaml is missing){hint}")
     formats.check_run(run)
-    return as_read_today(read_yaml(run / "config.yaml"))
-
-
-def as_read_today(settings: dict[str, Any]) -> dict[str, Any]:
-    """A record's settings without those that were once taken and ignored, and are refused in a new run."""
-    section = settings.get("cluster")
-    if not isinstance(section, dict) or section.get("name", "local") != "local":
-        return settings
-    return {**settings, "cluster": {name: value for name, value in section.items() if name not in OF_RAY}}
+    return read_yaml(run / "config.yaml")
 
 
 def saved_settings(run: Path, asked: str = "resume") -> RunConfig:

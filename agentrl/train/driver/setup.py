@@ -41,12 +41,25 @@ TINY_WARM_START = 150
 """Steps of imitation where an environment has an expert or a demonstrator and its recipe says nothing else."""
 
 
-def complete(tree: Mapping[str, Any]) -> RunConfig:
+def complete(tree: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> RunConfig:
     """Complete a configuration: with a resumed run's own settings, or with defaults for this env and model.
 
+    Args:
+        tree: settings.
+        given: those of them that are refused where they have no effect; None: all.
+
     Raises:
-        ConfigError: a setting is unknown, has the wrong type, or contradicts another.
+        ConfigError: a setting is unknown, has the wrong type, contradicts another, or has no effect.
     """
+    config, recipe = _complete(tree)  # a wrong setting is answered before what follows is loaded
+    from agentrl.train.plan.unused import refuse_unused
+
+    refuse_unused(config, tree if given is None else given, recipe)
+    return config
+
+
+def _complete(tree: Mapping[str, Any]) -> tuple[RunConfig, Tree]:
+    """The completed configuration, and the defaults that are a recipe's."""
     if (run := named_folder(tree, "resume")) is not None:
         from agentrl.train.driver.resuming import read_settings
         from agentrl.train.record import kept_code
@@ -56,17 +69,19 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         saved = kept_code.usable(Path(tree["resume"]), read_settings(Path(tree["resume"]), "resume"))
         if again := tree.get("rerun") or saved.get("rerun"):
             raise ConfigError(f"resume={tree['resume']}: a rerun can't be resumed; begin it again: rerun={again}")
-        return validate(_check_secrets(merge(applicable(saved, tree), tree)), RunConfig)
+        tree = merge(_of_policies(saved, tree), tree)
+        return validate(_check_secrets(merge(applicable(saved, tree), tree)), RunConfig), {}
     if (run := named_folder(tree, "rerun")) is not None:
         from agentrl.train.record import recording
 
-        return validate(_check_secrets(merge(applicable(recording.settings(Path(run)), tree), tree)), RunConfig)
+        saved = recording.settings(Path(run))
+        return validate(_check_secrets(merge(applicable(saved, tree), tree)), RunConfig), {}
     if tree.get("data") is not None:
         recipe = _data_recipe(tree)
         settings = merge(recipe, tree)
         if value_at(recipe, "algo.lr") is None:  # the tiny model's own, which an adapter of it has as well
             settings = _at_adapters_rates(settings, tree)
-        return validate(_check_secrets(settings), RunConfig)
+        return validate(_check_secrets(settings), RunConfig), recipe
     if "env" not in tree:
         validate(tree, RunConfig)  # which says so, beside what else is wrong
     if isinstance(env := tree["env"], str):
@@ -80,7 +95,21 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     except ConfigError as error:
         raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
     settings = _in_parts(merge(applicable(suits, tree), tree), tree)
-    return validate(_check_secrets(_at_adapters_rates(settings, tree)), RunConfig)
+    return validate(_check_secrets(_at_adapters_rates(settings, tree)), RunConfig), suits
+
+
+def _of_policies(saved: Mapping[str, Any], tree: Mapping[str, Any]) -> Tree:
+    """The settings of `algo` that a resumed run is given, for policies whose own differs by the learning rate alone.
+
+    `_at_adapters_rates` wrote that down when the run began: what reaches the main policy's algorithm reaches theirs.
+    """
+    more: Tree = {}
+    asked = {key: value for key, value in _section(tree.get("algo")).items() if key not in ("lr", "name")}
+    for name, own in (saved.get("policies") or {}).items() if asked else ():
+        algo = own.get("algo") if isinstance(own, Mapping) else None
+        if algo and algo == {**_section(saved.get("algo")), "lr": algo.get("lr")}:
+            put(more, f"policies.{name}.algo", asked)
+    return more
 
 
 def _data_recipe(tree: Mapping[str, Any]) -> Tree:

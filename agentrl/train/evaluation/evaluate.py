@@ -70,7 +70,12 @@ from agentrl.types import MAIN, Group, Session
 IGNORED = {
     **dict.fromkeys(("trainer", "algo", "weights", "warm_start", "steps", "resume", "rerun", "rerun_answers"), ""),
     **dict.fromkeys(("checkpoint_every", "keep_checkpoints", "mismatch_bound", "faults", "watchdog"), ""),
-    **dict.fromkeys(("checkpoint_url", "checkpoint_url_timeout", "keep_best"), ""),
+    **dict.fromkeys(("checkpoint_url", "checkpoint_url_timeout", "keep_best", "grace", "schedule", "lora"), ""),
+    **dict.fromkeys(("metrics", "metrics_address", "metrics_project", "tracing", "dry_run", "eval.every"), ""),
+    **dict.fromkeys(("record_logprobs", "require_provenance", "allow_no_signal", "rollout.sampler"), ""),
+    **dict.fromkeys(("rollout.branch", "rollout.staleness", "rollout.max_replaced", "rollout.order"), ""),
+    **dict.fromkeys(("rollout.filter", "rollout.priority", "rollout.reuse", "rollout.reuse_age"), ""),
+    **dict.fromkeys(("rollout.oversample", "rollout.group_deadline"), ""),
     "eval.weights": "model=CHECKPOINT/averaged",
     "rollout.groups_per_step": "eval.tasks",
     "rollout.group_size": "eval.n",

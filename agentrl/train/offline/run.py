@@ -61,7 +61,12 @@ async def train_on_data(run: OpenRun, source: DataConfig) -> TrainResult:
 
 async def _train(run: OpenRun, data: ReadData, policy: Policy, base: Path) -> TrainResult:
     config, folder, display = run.config, run.folder, run.display
-    shape = config.rollout
+    shape, trees = config.rollout, len(data.tasks["train"])
+    if shape.groups_per_step > trees:
+        display.warn(
+            f"rollout.groups_per_step={shape.groups_per_step}, and the data has {trees} groups or trees of rows: each "
+            "step trains some of them more than once"
+        )
     source = ReadGroups(data, shape, config.seed, run.store, config.env.name)
     tasks = ListedTasks(data.tasks["train"], make_sampler(shape.sampler, config.seed))
     gate = Gate(shape.groups_per_step, config.steps, shape.staleness)

@@ -164,23 +164,9 @@ def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *,
         )
     if file and config.algo.kl_coef and config.algo.kl_as == "reward":
         raise ConfigError(f"data={data.name}: algo.kl_as=reward needs sampled tokens; a file has algo.kl_as=loss")
-    if algorithm.config.shaping.active and file:
-        raise ConfigError(f"data={data.name}: algo.shaping changes rewards of sampled sessions, and a file has none")
     if needs.greedy or needs.counterfactuals:
         beside = "greedy sessions" if needs.greedy else "continuations"
         raise ConfigError(f"data={data.name}: algo={config.algo.name} needs {beside}, which only a run that plays has")
-    unused = {
-        "warm_start.steps": config.warm_start.steps,
-        "agent": config.agent,
-        "rewards": config.rewards,
-        "tools": config.tools,
-        "policies": set(config.policies) - config.asked_policies,
-        "eval.weights": config.eval.weights != "policy",
-        "cluster.sessions": config.cluster.sessions,
-        "rerun": config.rerun,
-    }
-    if wrong := next((name for name, value in unused.items() if value), None):
-        raise ConfigError(f"{wrong} is for runs that generate their sessions; data={data.name} is read")
     if config.cluster.name != "local":
         raise ConfigError(f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far")
     if not (written_later or is_hub(data.name)) and not Path(data.name).expanduser().exists():

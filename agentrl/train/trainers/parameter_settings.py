@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
@@ -12,6 +13,7 @@ from agentrl.config import Fraction, TrainerConfig
 class ParameterConfig(TrainerConfig):
     """The settings that all built-in trainers have for the weights that they train."""
 
+    only_with: ClassVar[Mapping[str, str]] = {"vision_lr": "!vision=frozen"}
     freeze: tuple[str, ...] = ()
     """Patterns (`*` matches anything) of weights' Hugging Face names that are not trained: `model.embed_tokens.*`."""
     lr_factors: dict[str, PositiveFloat] = Field(default={})

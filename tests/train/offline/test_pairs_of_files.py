@@ -133,6 +133,7 @@ def test_kto_learns_from_verdicts_on_single_replies(tmp_path: Path) -> None:
 def test_what_pairs_of_a_file_can_not_do_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     file, run = str(tmp_path / "pairs.jsonl"), str(tmp_path)
     (tmp_path / "sessions.db").touch()
+    Path(file).touch()
     for settings, sentence in (
         ({"algo": "grpo"}, "algo=dpo, simpo, orpo, cpo and kto learn from"),
         ({"algo": "dpo", "algo.kl_coef": 0.1, "algo.kl_as": "reward"}, r"algo\.kl_as=loss"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -53,6 +53,12 @@ class TeacherValues(dict[NodeKey, list[float]]):
 class DistillConfig(UnclippedConfig):
     """Settings of `distill`."""
 
+    only_with: ClassVar[Mapping[str, str]] = {
+        "discount": "divergence=sampled",
+        "beta": "divergence=jsd",
+        **dict.fromkeys(("top_k", "narrowed"), "!divergence=sampled"),
+        "privileged_text": "privileged",
+    }
     name: str = "distill"
     teacher: str = "teacher"
     """The policy that teaches: a name in `policies`, whose model has the student's tokenizer; or `main`, the policy
@@ -90,12 +96,8 @@ class DistillConfig(UnclippedConfig):
     @model_validator(mode="after")
     def _settings_fit(self) -> DistillConfig:
         whole = self.divergence != "sampled"
-        if whole and self.discount:
-            raise ValueError(f"discount={self.discount:g} is for divergence=sampled: a divergence is of single tokens")
         if whole and self.loss.name != "importance_sampling":
             raise ValueError(f"loss={self.loss.name} is for divergence=sampled: a divergence is a loss of its own")
-        if not whole and self.narrowed == "whole":
-            raise ValueError("narrowed=whole is for a divergence: divergence=sampled compares what was drawn from")
         if "{}" not in self.privileged_text:
             raise ValueError(f"privileged_text={self.privileged_text!r} needs a {{}}, where the task's field stands")
         if self.privileged is None and self.by_itself:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from agentrl.config import AlgoConfig, Fraction
 from agentrl.train.algorithms.about import About
@@ -25,6 +25,10 @@ from agentrl.types import Group, Session
 class ReinforceConfig(UnclippedConfig):
     """Settings of `reinforce`."""
 
+    only_with: ClassVar[Mapping[str, str]] = {
+        "baseline_value": "baseline=constant",
+        "baseline_decay": "baseline=moving",
+    }
     baseline: Literal["none", "constant", "moving", "batch"] = "none"
     """The baseline that is taken from each return: nothing, `baseline_value`, the moving mean of the scores of earlier
     steps, or the mean over all sessions of the step at the same turn."""

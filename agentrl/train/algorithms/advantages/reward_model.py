@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, model_validator
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 class ScoreModelConfig(AlgoConfig):
     """Settings of `reward_model`."""
 
+    only_with: ClassVar[Mapping[str, str]] = dict.fromkeys(("center_coef", "pairing", "min_gap"), "target=pairs")
     target: Literal["pairs", "score", "label"] = "pairs"
     """The target that is learned: which of two conversations is better (pairs), a conversation's score, or its class
     (label)."""

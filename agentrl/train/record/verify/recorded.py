@@ -16,7 +16,7 @@ from agentrl.overrides import validate
 from agentrl.rollout.stream.outcomes import GroupOutcome
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.perspective import group_seen_by
-from agentrl.train.driver.resuming import as_read_today, check_formats
+from agentrl.train.driver.resuming import check_formats
 from agentrl.train.record import kept_code, ledger, provenance
 from agentrl.train.record.data_identity import STARTS
 from agentrl.train.record.files import read_metrics, read_rows
@@ -206,4 +206,4 @@ def _validate(tree: dict[str, Any]) -> RunConfig:
         for part in sections:
             section = section[part]
         del section[key]
-    return validate(as_read_today(tree), RunConfig)
+    return validate(tree, RunConfig)

@@ -18,6 +18,7 @@ class MoeConfig(Section):
     """The settings of a mixture of experts' balance during training."""
 
     renamed: ClassVar[Mapping[str, str]] = {"replay": "routing_replay"}
+    only_with: ClassVar[Mapping[str, str]] = {"drop": "capacity"}
     aux_loss: NonNegativeFloat = 0.0
     """Weight of the load-balancing loss over a micro-batch (Switch Transformers, arXiv 2101.03961)."""
     z_loss: NonNegativeFloat = 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
@@ -33,6 +33,7 @@ from agentrl.types.session import JOINT_PATH
 class MagrpoConfig(UnclippedConfig):
     """Settings of `magrpo`."""
 
+    only_with: ClassVar[Mapping[str, str]] = {"max_joint_actions": "tree or pairing=cross"}
     gamma: Fraction = 0.9
     """Discount factor per joint turn."""
     baseline: TeamBaseline = "mean"

@@ -1,0 +1,199 @@
+"""Settings of a run that have no effect beside others of other sections; `Section.only_with` is within a section."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import EvalConfig, RolloutConfig, RunConfig
+from agentrl.config.learners import OWN
+from agentrl.config.unused import UseRule, list_unused
+from agentrl.errors import ConfigError
+from agentrl.rollout.remote import is_remote
+
+READ = frozenset(
+    (
+        *("rollout.groups_per_step", "rollout.sampler", "rollout.staleness", "rollout.max_replaced", "rollout.order"),
+        *("rollout.filter", "rollout.reuse", "rollout.reuse_age", "rollout.temperature", "eval.every", "eval.tasks"),
+    )
+)
+"""Settings of rollouts and evaluations that a run which reads its sessions has as well."""
+PLAYING = (
+    *("agent", "agents", "rewards", "tools", "warm_start", "rerun", "gateway", "sandbox", "engine", "fleet", "weights"),
+    *("cluster.environments", "cluster.gateways", "cluster.sessions", "mismatch_bound"),
+    *(name for field in RolloutConfig.model_fields if (name := f"rollout.{field}") not in READ),
+    *(name for field in EvalConfig.model_fields if (name := f"eval.{field}") not in READ),
+)
+"""Settings that only a run which generates its sessions has."""
+
+
+def _needs(run: RunConfig) -> Any:
+    from agentrl.train.algorithms import ALGORITHMS
+
+    return ALGORITHMS.find(run.algo.name)(run.algo).needs
+
+
+def _averages(run: RunConfig) -> bool:
+    needs = _needs(run)
+    return not (needs.pairs or needs.labels or needs.head)
+
+
+def _samples(run: RunConfig) -> bool:
+    needs = _needs(run)
+    return needs.engine and not (needs.pairs or needs.labels)
+
+
+def _has_reference(run: RunConfig) -> bool:
+    needs = _needs(run)
+    return bool(run.algo.kl_coef) or needs.reference or needs.reward_model
+
+
+def _replaces(run: RunConfig) -> bool:
+    from agentrl.train.algorithms import ALGORITHMS, Algorithm
+
+    chooses = ALGORITHMS.find(run.algo.name).select is not Algorithm.select
+    return run.rollout.filter is not None or (chooses and getattr(run.algo, "dynamic_sampling", True))
+
+
+def _groups(run: RunConfig) -> bool:
+    """Return whether what is read may be groups with rewards: not a file's rows."""
+    from agentrl.envs.data.hub import is_hub
+    from agentrl.rollout.sources.runs import is_run
+
+    if run.data is None:
+        return True
+    path = Path(run.data.name).expanduser()
+    return not (is_hub(run.data.name) or path.exists()) or is_run(run.data.name)
+
+
+def _narrows(run: RunConfig) -> bool:
+    return bool(run.rollout.narrowed or run.eval.limits(run.rollout).narrowed or run.gateway.sampling == "client")
+
+
+def _is_served(run: RunConfig) -> bool:
+    from agentrl.rollout.engines import ENGINES
+    from agentrl.rollout.fleet import has_publisher
+
+    engine = run.engine
+    if run.rollout.staleness or run.cluster.name != "local":
+        engine = ENGINES.find(engine.name).beside_trainer(engine)
+    return has_publisher(engine, run.fleet, run.weights)
+
+
+def _starts_servers(run: RunConfig) -> bool:
+    return not (run.fleet.urls or getattr(run.engine, "url", None)) or run.weights.prove_every > 0
+
+
+def _has_checkpoints(run: RunConfig) -> bool:
+    return run.checkpoint_every <= run.steps
+
+
+def _has_evaluations(run: RunConfig) -> bool:
+    return run.eval.every is None or run.eval.every < run.steps
+
+
+def _has_ratios(run: RunConfig) -> bool:
+    several = run.algo.epochs > 1 or run.algo.minibatches > 1
+    return several or run.rollout.staleness > 0 or run.rollout.reuse > 0 or run.data is not None
+
+
+def _tracks(run: RunConfig, *names: str) -> bool:
+    return any(name in names or ":" in name for name in run.metrics)
+
+
+WATCHING = "stall_timeout probe_every probe_timeout max_failures max_attempts max_restarts regain_restart_after"
+RULES = (
+    UseRule("in a run that reads its sessions (data=)", " ".join(PLAYING), lambda run: run.data is None),
+    UseRule(
+        "in a run that reads its sessions (data=) and asks no teacher",
+        "rollout.temperature",
+        lambda run: run.data is None or run.asked_policies,
+    ),
+    UseRule(
+        "with a file's rows (data=FILE), which have no rewards", "rollout.sampler=difficulty algo.shaping", _groups
+    ),
+    UseRule(
+        "with a file's rows (data=FILE), which are judged", "algo.pairing algo.min_gap algo.desirable_above", _groups
+    ),
+    UseRule("agent", "gateway cluster.gateways rollout.retry_detection rollout.strict_fields"),
+    UseRule("without rollout.filter, or an algorithm that replaces groups (dapo)", "rollout.max_replaced", _replaces),
+    UseRule("rewards", "cluster.rewards"),
+    UseRule("with cluster.sessions", "rollout.save_states", lambda run: not run.cluster.holds_sessions),
+    UseRule("sandbox.name=remote or env.sandbox=remote", "sandbox.url sandbox.key_file sandbox.certificate"),
+    UseRule(
+        "with an algorithm over pairs, labels or scores, whose weights are its own",
+        "algo.normalize algo.constant_tokens",
+        _averages,
+    ),
+    UseRule("with an algorithm over demonstrations, pairs, labels or scores", "algo.correction", _samples),
+    UseRule(
+        "with an algorithm whose model has scores, and no distribution over tokens",
+        "algo.kl_coef algo.entropy_coef algo.entropy_target",
+        lambda run: _needs(run).head is None,
+    ),
+    UseRule("without a reference (algo.kl_coef)", "algo.reference_decay trainer.reference=copy", _has_reference),
+    UseRule("rollout.staleness or rollout.reuse or data", "algo.correction.proximal"),
+    UseRule("!rollout.branch.name=none", "algo.branch_baseline"),
+    UseRule("!trainer.optimizer=sgd", "algo.betas"),
+    UseRule("lora.rank or lora.adapter", "engine.adapter_rank"),
+    UseRule("engine.url or fleet.urls", "engine.api_key"),
+    UseRule("with a server that runs already", "engine.cores engine.log engine.threads", _starts_servers),
+    UseRule(
+        "where tokens are drawn from the whole vocabulary (rollout.top_p, top_k, min_p, strict_calls)",
+        "engine.support_bytes",
+        _narrows,
+    ),
+    UseRule("cluster.name=ray", "fleet.max_engines"),
+    UseRule("with one engine", "fleet.max_imbalance", lambda run: run.fleet.count > 1 or run.fleet.max_engines),
+    UseRule(
+        "with one engine in the trainer's process",
+        " ".join(f"fleet.{name}" for name in WATCHING.split())
+        + " weights.mode weights.bucket_mb weights.dtype weights.verify weights.keep weights.dir",
+        _is_served,
+    ),
+    UseRule("without metrics=prometheus", "metrics_address", lambda run: _tracks(run, "prometheus")),
+    UseRule("without a tracker", "metrics_project", lambda run: _tracks(run, "wandb", "mlflow", "trackio")),
+)
+
+TOLD = (
+    UseRule("without policy=URL", "api", lambda run: is_remote(run.policy)),
+    UseRule("in so few steps: the last one has a checkpoint anyway", "checkpoint_every", _has_checkpoints),
+    UseRule("in so few steps: what is measured is the first policy and the last one", "eval.every", _has_evaluations),
+    UseRule(
+        "where a step makes one update from tokens of its own version: every ratio is 1",
+        "algo.loss.clip_low algo.loss.clip_high algo.loss.dual_clip",
+        _has_ratios,
+    ),
+)
+"""Those that harm nothing, as what a shared file has for longer runs."""
+_log = logging.getLogger(__name__)
+
+
+def refuse_unused(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+    """Refuse those of the given settings that have no effect in a run, and tell of those that harm nothing.
+
+    What the `recipe` has as well, as a run's config.yaml does, is nobody's mistake.
+
+    Raises:
+        ConfigError: it names each, and why.
+    """
+    found = [*_list_all(config, given, recipe)]
+    if wrong := [said for said, off in found if not off]:
+        raise ConfigError("\n".join(f"{said}: leave it out" for said in wrong))
+    for said, _ in (*found, *list_unused(config, given, TOLD, but=recipe, own=False)):
+        _log.warning("%s", said)
+
+
+def _list_all(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    yield from list_unused(config, given, RULES, but=recipe)
+    policies = given.get("policies")
+    for name, own in policies.items() if isinstance(policies, Mapping) else ():
+        sections = ("engine", "fleet", *OWN)
+        asked = {key: own[key] for key in sections if key in own} if isinstance(own, Mapping) else {}
+        policy = config.policies[name]
+        changed = {key: getattr(policy, key) for key in sections if getattr(policy, key) is not None}
+        view = config.model_copy(update={**changed, "data": None, "policies": {}})
+        inside = {key: value for key, value in asked.items() if isinstance(value, Mapping)}
+        yield from ((f"policies.{name}: {said}", off) for said, off in list_unused(view, inside, RULES, own=False))
