@@ -49,7 +49,7 @@ def list_features() -> frozenset[str]:
 
 
 def _describe_processor(field: str) -> str:
-    """What Linux says of the first processor under a name; '' where it says nothing."""
+    """Linux's words on the first processor under a name; '' where it has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

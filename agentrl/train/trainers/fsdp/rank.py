@@ -69,6 +69,7 @@ class FsdpRank(TorchTrainer):
         return self._gathered.model
 
     def sharded(self) -> Gathered:
+        """Load the model on one rank after another, and shard it."""
         mesh = init_device_mesh(self.device.type, (self.processes,))
         for turn in range(self.processes):
             if turn == self.rank:
@@ -123,6 +124,7 @@ class FsdpRank(TorchTrainer):
         return [entry for part in self.all_gather(own) for entry in part]
 
     def all_gather(self, value: Any) -> list[Any]:
+        """Gather a value of each rank."""
         return all_gather(value, self.control)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
