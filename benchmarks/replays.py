@@ -33,7 +33,7 @@ from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree import tree
 from agentrl.train.record.replay import ReplayConfig, replay
-from agentrl.train.record.replay.weights import weights_of
+from agentrl.train.record.replay.replaying import weights_of
 from agentrl.train.record.verify.recorded import Recorded
 from agentrl.types import MAIN, Engine, Node, Turn, VersionSpan
 from benchmarks.machine import machine

@@ -17,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import pickle
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -295,10 +297,19 @@ class Cluster(ABC):
     variables: Sequence[str] = ()
     silence_timeout: float = 30.0
 
+    @cached_property
+    def _started(self) -> Counter[str]:
+        return Counter()
+
     @property
     def lost(self) -> Future[InfraError]:
         """Gets an error when nothing can be started on it any more; this one never does."""
         return Future()
+
+    def _log(self, role: Role) -> Path | None:
+        """The file of a worker's output: its role, and how many of its kind were started before."""
+        self._started[role.kind] += 1
+        return None if self.logs is None else self.logs / f"{role.kind}-{self._started[role.kind] - 1}.log"
 
     @abstractmethod
     def spawn(self, role: Role) -> Worker:

@@ -8,7 +8,6 @@ import select
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,24 +123,18 @@ class LocalCluster(Cluster):
     name = "local"
 
     def __init__(self, logs: Path | None = None) -> None:
-        self.logs, self._count = logs, Counter[str]()
+        self.logs = logs
         self._workers: list[Worker] = []
 
     def spawn(self, role: Role) -> Worker:
         worker = Worker(
-            role, LocalProcess(role, self.log(role), encrypted=self.encrypted, silence=self.silence_timeout)
+            role, LocalProcess(role, self._log(role), encrypted=self.encrypted, silence=self.silence_timeout)
         )
         self._workers = [*(each for each in self._workers if not each.closed), worker]
         return worker
 
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
         return [self.spawn(role) for role in roles]
-
-    def log(self, role: Role) -> Path | None:
-        """The file of a worker's output: its role, and how many of its kind were started before."""
-        number = self._count[role.kind]
-        self._count[role.kind] += 1
-        return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
 
     def nodes(self) -> list[ClusterNode]:
         return [ClusterNode(HERE, float(len(cores.list_allowed())), 0, {})]

@@ -40,20 +40,21 @@ def cache_dir() -> Path:
 
 def processor() -> str:
     """Return this machine's kind of processor, in its maker's words where the system knows them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return _describe_processor("model name") or platform.machine()
 
 
 def list_features() -> frozenset[str]:
     """Return the features of this machine's processor, by Linux's names; none where the system lists none."""
+    return frozenset(_describe_processor("flags").split())
+
+
+def _describe_processor(field: str) -> str:
+    """Linux's words on the first processor under a name; '' where it has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
 def compile_library(sources: Sequence[Path], output: str, flags: Sequence[str], label: str, purpose: str) -> Path:

@@ -159,7 +159,7 @@ class RayCluster(Cluster):
     name = "ray"
 
     def __init__(self, address: str | None = None, logs: Path | None = None) -> None:
-        self.logs, self._count, self._workers = logs, Counter[str](), list[Worker]()
+        self.logs, self._workers = logs, list[Worker]()
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)  # nodes on which it is missing then are refused
         self._reserved: tuple[PlacementGroup, Bundles] | None = None
@@ -248,12 +248,6 @@ class RayCluster(Cluster):
     def _how(self) -> dict[str, Any]:
         """Arguments of `LocalProcess`, wherever processes are started."""
         return {"encrypted": self.encrypted, "silence": self.silence_timeout}
-
-    def _log(self, role: Role) -> Path | None:
-        """The file of a worker's output: its role, and how many of its kind were started before."""
-        number = self._count[role.kind]
-        self._count[role.kind] += 1
-        return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
 
     def awaited(self, wanted: Wanted, timeout: float) -> Assignment:
         """A place for everything once nodes have joined that hold it; autoscalers are asked for them meanwhile.

@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError, InvalidInput, StoreError, unknown_name
 from agentrl.overrides import read_yaml
 from agentrl.rollout.stream.batch_metrics import TaskScores, summarise
 from agentrl.sessions.store.edited import FILE as FILE
+from agentrl.sessions.store.edited import read_edits
 from agentrl.sessions.store.store import Store
 from agentrl.types import Group, Session
 
@@ -66,14 +67,8 @@ def read(folder: Path) -> list[Edit]:
         StoreError: the file is damaged.
     """
     try:
-        lines = (folder / FILE).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise StoreError(f"{str(folder / FILE)!r}: {error.strerror}") from None
-    try:
-        return [Edit(**orjson.loads(line)) for line in lines]
-    except (ValueError, TypeError) as error:
+        return [Edit(**edit) for edit in read_edits(folder)]
+    except TypeError as error:
         raise StoreError(f"{str(folder / FILE)!r} is damaged: {error}") from None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
+from agentrl.common.concurrency import hold_task
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, EngineError, InvalidInput, brief
 from agentrl.rollout.fleet.member import Member, MemberState
@@ -188,8 +188,8 @@ class Roster:
     # ---------------------------------------------------------------------------------- coming and going
 
     def _supervise(self, member: Member) -> None:
-        self._spawn(self._bring_up(member))
-        self._spawn(self._watch(member))
+        hold_task(self._bring_up(member), self._tasks)
+        hold_task(self._watch(member), self._tasks)
 
     async def _bring_up(self, member: Member) -> None:
         try:
@@ -243,7 +243,7 @@ class Roster:
         logger.warning("%s is lost: %s", member.name, brief(reason))
         member.lose(reason)
         self._on_lost(member.name)
-        self._spawn(self._restart(member))
+        hold_task(self._restart(member), self._tasks)
         await self.notify()
 
     async def _restart(self, member: Member) -> None:
@@ -277,11 +277,6 @@ class Roster:
         """
         most = self.config.max_restarts
         return most if member.served else min(most, 0 if member.managed.attached else 1)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Close every engine; waiting tasks get an EngineError. Idempotent."""

@@ -39,7 +39,7 @@ class Api(ABC):
 
     path: ClassVar[str]
     answer: ClassVar[str]
-    """What its answers are called in messages."""
+    """The name of its answers in messages."""
     refused: ClassVar[type[Exception]]
     """The SDK's error of an answer with another status than that of success."""
     failed: ClassVar[type[Exception]]

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from agentrl.cluster import Connection
+from agentrl.common.concurrency import hold_task
 from agentrl.errors import AgentRLError, EngineError, InfraError
 from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.fleet.failing_requests import digest
@@ -96,7 +97,7 @@ class Leases:
             if held is None:
                 seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
                 held = HeldLease(self._connection(), policy)
-                held.following = self._spawn(held.follow(request_id, prompt(), started, seconds))
+                held.following = hold_task(held.follow(request_id, prompt(), started, seconds), self._tasks)
             held.ticket = ticket
             try:
                 await held.begun()
@@ -182,8 +183,8 @@ class Leases:
             raise EngineError(f"{lease.engine} was started anew")
         if opening is None or start < lease.start:
             if opening is not None:
-                self._spawn(_close(opening))
-            opening = self._spawn(held.opened())
+                hold_task(_close(opening), self._tasks)
+            opening = hold_task(held.opened(), self._tasks)
             self._engines[name] = lease.start, opening
         try:
             held.engine = await asyncio.shield(opening)
@@ -205,12 +206,6 @@ class Leases:
         for start, (held, turns) in self._progressed.items():
             held.connection.tell("progressed", held.policy, start, turns)
         self._progressed.clear()
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def close(self) -> None:
         """Close the connections to engines. Idempotent."""

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from agentrl.common.concurrency import hold_task
 from agentrl.errors import DeadlineExceeded, InvalidInput, StoreError
 from agentrl.sessions.gateway import rewards
 from agentrl.sessions.gateway.entries import SessionEntry, Speaker
@@ -82,7 +83,7 @@ class Gateway:
         self._writer = StoreWriter(store)
         self._sealing: set[asyncio.Task[None]] = set()
         self._scoring: set[asyncio.Task[None]] = set()
-        self.jobs: set[asyncio.Future[None]] = set()
+        self.jobs: set[asyncio.Task[None]] = set()
 
     @property
     def open_sessions(self) -> int:
@@ -254,9 +255,7 @@ class Gateway:
             self._schedule(entry, seconds, self._seal_soon)
 
     def _score_soon(self, score: Callable[[Session], Awaitable[None]], entry: SessionEntry) -> None:
-        task = asyncio.ensure_future(self._score_entry(score, entry))
-        self._scoring.add(task)
-        task.add_done_callback(self._scoring.discard)
+        hold_task(self._score_entry(score, entry), self._scoring)
 
     async def _score_entry(self, score: Callable[[Session], Awaitable[None]], entry: SessionEntry) -> None:
         """Compute a closed session's rewards, and seal it; what its client gives meanwhile goes first."""
@@ -293,15 +292,11 @@ class Gateway:
         self.entries.pop(session.id, None)
 
     def _seal_soon(self, entry: SessionEntry) -> None:
-        task = asyncio.ensure_future(self._seal(entry))
-        self._sealing.add(task)
-        task.add_done_callback(self._sealing.discard)
+        hold_task(self._seal(entry), self._sealing)
 
     def _expire(self, entry: SessionEntry) -> None:
         end = CloseBody(status=Status.ABORTED, error="the session was not closed before session_timeout")
-        task = asyncio.ensure_future(self._end(entry, end))
-        self._sealing.add(task)
-        task.add_done_callback(self._sealing.discard)
+        hold_task(self._end(entry, end), self._sealing)
 
     async def _end(self, entry: SessionEntry, body: CloseBody) -> None:
         await self._close(entry, body)

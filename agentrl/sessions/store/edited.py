@@ -7,9 +7,10 @@ of each session in place of the score that was measured. That one is the column 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -49,22 +50,28 @@ def scores(folder: Path) -> Mapping[str, float]:
     Raises:
         StoreError: the edits can't be read.
     """
+    return {edit["session"]: edit["score"] for edit in read_edits(folder)}
+
+
+def read_edits(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """The edits of a folder, in their order, as they were written; none where nobody edited it.
+
+    Raises:
+        StoreError: they can't be read, or are damaged.
+    """
     file = folder / FILE
     try:
         stat = file.stat()
+        return _read(file, stat.st_mtime_ns, stat.st_size)
     except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise StoreError(f"{str(file)!r}: {error.strerror}") from None
-    return _read(file, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=16)
-def _read(file: Path, changed: int, size: int) -> Mapping[str, float]:
-    try:
-        edits = [orjson.loads(line) for line in file.read_bytes().splitlines()]
-        return {edit["session"]: float(edit["score"]) for edit in edits}
+        return ()
     except OSError as error:
         raise StoreError(f"{str(file)!r}: {error.strerror}") from None
     except (ValueError, TypeError, LookupError) as error:
         raise StoreError(f"{str(file)!r} is damaged: {error}") from None
+
+
+@lru_cache(maxsize=16)
+def _read(file: Path, changed: int, size: int) -> Sequence[Mapping[str, Any]]:
+    edits = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    return [{**edit, "session": edit["session"], "score": float(edit["score"])} for edit in edits]

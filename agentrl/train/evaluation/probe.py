@@ -26,6 +26,7 @@ from agentrl.envs.rewards import open_rewards
 from agentrl.errors import AgentRLError
 from agentrl.rollout.stream.seeds import derive
 from agentrl.train.evaluation.rescore.rescoring import score_group
+from agentrl.train.record.files import read_sound_rows
 from agentrl.types import Group, Message, Session
 
 FILE = "probe.jsonl"
@@ -117,12 +118,7 @@ class HeldOutProbe:
 
     def _first(self) -> Mapping[str, float]:
         """Return what the run's first evaluation found; nothing where this is it."""
-        file = self.folder / FILE
-        rows: list[Mapping[str, float]] = []
-        for line in file.read_bytes().splitlines() if file.exists() else ():
-            with suppress(ValueError):  # torn
-                rows.append(orjson.loads(line))
-        return min(rows, key=lambda row: row["step"], default={})
+        return min(read_sound_rows(self.folder / FILE), key=lambda row: row["step"], default={})
 
     def _raise_alarm(self, name: str, before: Mapping[str, float], found: Mapping[str, float], when: str) -> bool:
         was, now = before.get(f"probe/{name}"), found.get(f"probe/{name}")

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -37,7 +37,7 @@ from agentrl.train.algorithms.policy_gradient import PolicyGradient
 from agentrl.train.algorithms.sequences import sequences_of, sides_of
 from agentrl.train.algorithms.values import per_token
 from agentrl.train.forest.packing import pack_with_spans
-from agentrl.train.record.files import append
+from agentrl.train.record.files import append, read_sound_rows
 from agentrl.train.record.seals import HELD_OUT
 from agentrl.train.trainers import Computing
 from agentrl.types import Group, Task
@@ -153,27 +153,13 @@ def write(run: Path, step: int, measured: Evaluation) -> None:
 
 def read(run: Path, step: int) -> Evaluation | None:
     """The measurement that a run made after so many steps; None where it has none."""
-    row = next((row for row in rows(run) if row.get("step") == step), None)
+    row = next((row for row in read_sound_rows(run / NAME) if row.get("step") == step), None)
     if row is None:
         return None
     scores = [TaskScores(name, "", [value]) for name, value in row["scores"].items()]
     values = {name: row[name] for name in row if name not in ("step", "tasks", "scores")}
     metrics = {name: math.nan if value is None else value for name, value in values.items()}
     return _evaluation(row["tasks"], scores, metrics)
-
-
-def rows(run: Path) -> list[Mapping[str, Any]]:
-    """The lines of a run's measurements; a torn one is left out."""
-    file = run / NAME
-    return list(filter(None, map(_row, file.read_bytes().splitlines() if file.exists() else [])))
-
-
-def _row(line: bytes) -> Mapping[str, Any]:
-    try:
-        row: Mapping[str, Any] = orjson.loads(line)
-    except ValueError:  # torn
-        return {}
-    return row
 
 
 @dataclass

@@ -85,6 +85,15 @@ def read_rows(path: Path, read: Callable[[Any], Any] = lambda row: row) -> list[
         raise ConfigError(f"{path} is damaged: {error}") from None
 
 
+def read_sound_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON lines of a file; torn ones, behind which others may have been added, are left out."""
+    rows: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            rows.append(orjson.loads(line))
+    return rows
+
+
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Return the rows of a file of metrics; numbers that are not finite, which are null in it, are NaN."""
     return read_rows(path, lambda row: {name: math.nan if value is None else value for name, value in row.items()})

@@ -56,6 +56,7 @@ class TrainerRole(RankRole):
         return ((name, tensor.detach()) for name, tensor in getattr(self._rank, method)())
 
     def parts(self) -> dict[str, SavedAdapter]:
+        """Return the smaller parts by their kind, in host memory."""
         found = cast("dict[str, SavedAdapter]", getattr(self._rank, "parts", dict)())
         return {kind: part.copied() for kind, part in found.items()}
 

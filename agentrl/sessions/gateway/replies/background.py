@@ -13,6 +13,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from agentrl.common.concurrency import hold_task
 from agentrl.sessions.gateway.delivery import CLIENT, Delivery, GatewayClient
 from agentrl.sessions.gateway.replies.exchange import ReplyExchange
 from agentrl.sessions.gateway.replies.kept import STOPPED, ReplyStatus
@@ -32,9 +33,7 @@ class ReplyDelivery(Delivery):
             return
         client, sent = GatewayClient(paused=lambda: False), list[Any]()
         exchange.leave = client.disconnect
-        job = asyncio.ensure_future(self._work(client, sent))
-        self.gateway.jobs.add(job)
-        job.add_done_callback(self.gateway.jobs.discard)
+        job = hold_task(self._work(client, sent), self.gateway.jobs)
         prepared = asyncio.ensure_future(exchange.prepared.wait())
         await asyncio.wait({job, prepared}, return_when=asyncio.FIRST_COMPLETED)
         prepared.cancel()

@@ -16,7 +16,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.offline import held_out
 from agentrl.train.offline.source import ReadData, prepare_data, read_data
-from agentrl.train.record.files import are_same
+from agentrl.train.record.files import are_same, read_sound_rows
 from agentrl.train.record.verify.recorded import Recorded, Row
 from agentrl.train.record.verify.report import Check, Discrepancy
 from agentrl.types import Node, Session
@@ -85,7 +85,7 @@ def check_held_out(recorded: Recorded, check: Check) -> None:
     """Check that what was measured is in its step's metrics, and that a margin is the mean of its groups'."""
     rows = {int(row["step"]): row for row in recorded.rows}
     pairs = _compares_pairs(recorded.processes[-1].config.algo)
-    for measured in held_out.rows(recorded.run):
+    for measured in read_sound_rows(recorded.run / held_out.NAME):
         step = int(measured["step"])
         check.examined["measurements"] += 1
         check.faults += _other_metrics(step, measured, rows.get(step, {}))
