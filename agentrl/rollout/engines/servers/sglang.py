@@ -357,7 +357,7 @@ ENGINE = ServerPlugin(
 
 
 _NO_GRAMMAR = ("Failed to compile", "Grammar-based generation")
-"""How the server begins to say that it can't keep to a grammar."""
+"""The beginnings of what the server says where it can't keep to a grammar."""
 
 
 def _find_refusal(meta: Mapping[str, Any]) -> dict[str, Any] | None:
