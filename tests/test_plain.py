@@ -24,7 +24,8 @@ from agentrl.envs import calls
 from agentrl.envs.reward_marks import reward_value
 from agentrl.envs.state import EnvState
 from agentrl.errors import InvalidReward
-from agentrl.rollout.episodes.agents import SessionUrls, environment
+from agentrl.rollout.episodes.agents import environment
+from agentrl.rollout.episodes.functions import SessionUrls
 from agentrl.rollout.stream.batch_metrics import TaskScores
 from agentrl.sessions.tree.codec import head_json, make_storable, same_task, session_from, task_json
 from agentrl.tools.registry import ToolRegistry

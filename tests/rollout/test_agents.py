@@ -19,7 +19,8 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.builtin.calculator import Calculator
 from agentrl.errors import AgentError, AgentRLError, Blame, ConfigError, EngineError
 from agentrl.rollout.episodes import functions
-from agentrl.rollout.episodes.agents import CommandAgent, FunctionAgent, SessionUrls, load_agent, play
+from agentrl.rollout.episodes.agents import CommandAgent, load_agent, play
+from agentrl.rollout.episodes.functions import FunctionAgent, SessionUrls
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import serving
 from agentrl.rollout.workers.gateways import LocalGateway
@@ -273,7 +274,8 @@ async def test_a_command_gets_a_long_task_in_a_file_and_no_proxy_between_it_and_
 
 OWNER = """
 import asyncio, sys
-from agentrl.rollout.episodes.agents import CommandAgent, SessionUrls
+from agentrl.rollout.episodes.agents import CommandAgent
+from agentrl.rollout.episodes.functions import SessionUrls
 from agentrl.types import Task
 asyncio.run(CommandAgent(sys.argv[1:]).run(Task(id="t"), SessionUrls("", "", "")))
 """

@@ -31,7 +31,7 @@ from agentrl.common import processes
 from agentrl.common.imports import load
 from agentrl.envs.adapters import programs
 from agentrl.errors import AgentError, ConfigError
-from agentrl.rollout.episodes.functions import FunctionAgent
+from agentrl.rollout.episodes.functions import FunctionAgent, SessionUrls
 from agentrl.sessions.tree.codec import whole_json
 from agentrl.types import Sampling, Session, Status, Task
 
@@ -47,21 +47,6 @@ LONGEST_VARIABLE = 100_000
 """Bytes of a task that is given as an environment variable: Linux takes no longer ones than 128 KiB."""
 OVERRULING = frozenset({"ANTHROPIC_AUTH_TOKEN"})
 """Variables of a user that clients prefer to the gateway's, and that nothing else reads: programs don't get them."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionUrls:
-    """The base URLs of one session's clients, and their key."""
-
-    base_url: str
-    anthropic_base_url: str
-    api_key: str
-
-    @classmethod
-    def of(cls, url: str, session_id: str, api_key: str) -> SessionUrls:
-        """The addresses of a session of the gateway at `url`."""
-        own = f"{url}/sessions/{session_id}"
-        return cls(f"{own}/v1", own, api_key)
 
 
 class OpenSession(Protocol):

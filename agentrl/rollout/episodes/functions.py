@@ -13,18 +13,31 @@ import os
 import ssl
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.common.foreign_errors import is_foreign, words
 from agentrl.errors import AgentError, ConfigError, InfraError, require_extra
 from agentrl.types import Task
 
-if TYPE_CHECKING:
-    from agentrl.rollout.episodes.agents import SessionUrls
-
 STOP_SECONDS = 2.0
 """Seconds for a function to end once it is cancelled; one that blocks is left alone then, and ends when it awaits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUrls:
+    """The base URLs of one session's clients, and their key."""
+
+    base_url: str
+    anthropic_base_url: str
+    api_key: str
+
+    @classmethod
+    def of(cls, url: str, session_id: str, api_key: str) -> SessionUrls:
+        """The addresses of a session of the gateway at `url`."""
+        own = f"{url}/sessions/{session_id}"
+        return cls(f"{own}/v1", own, api_key)
 
 
 class FunctionAgent:

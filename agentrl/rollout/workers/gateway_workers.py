@@ -22,7 +22,7 @@ from agentrl.cluster.pool import WorkerPool, Workers, open_pool
 from agentrl.cluster.wire.connection import Calling
 from agentrl.config import ClusterConfig, GatewayConfig, ModelConfig, RolloutConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded
-from agentrl.rollout.episodes import agents
+from agentrl.rollout.episodes.functions import SessionUrls
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
 from agentrl.rollout.episodes.programs import ServedProgram, load_agent
@@ -85,7 +85,7 @@ class GatewayRole:
 
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None
-    ) -> AsyncIterator[agents.SessionUrls | AgentRLError]:
+    ) -> AsyncIterator[SessionUrls | AgentRLError]:
         """Open a session until the caller leaves.
 
         Yields:
@@ -159,9 +159,7 @@ async def _until_broken(stream: AsyncGenerator[AgentRLError, None]) -> None:
 class DistantSession:
     """`agents.OpenSession` of a gateway worker."""
 
-    def __init__(
-        self, worker: Calling, session_id: str, address: agents.SessionUrls, watching: asyncio.Task[None]
-    ) -> None:
+    def __init__(self, worker: Calling, session_id: str, address: SessionUrls, watching: asyncio.Task[None]) -> None:
         self.address = address
         self._worker, self._id, self._watching = worker, session_id, watching
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from agentrl import cluster
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.config.gateway import NODE
-from agentrl.rollout.episodes.agents import SessionUrls
+from agentrl.rollout.episodes.functions import SessionUrls
 from agentrl.rollout.episodes.policies import ModelActor, Partners, Policy
 from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.store.store import Store

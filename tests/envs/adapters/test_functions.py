@@ -17,7 +17,8 @@ from agentrl.envs import calls
 from agentrl.envs.rewards import make_rewards
 from agentrl.errors import ConfigError, InfraError, UnknownName
 from agentrl.models import tiny
-from agentrl.rollout.episodes.agents import SessionUrls, load_agent
+from agentrl.rollout.episodes.agents import load_agent
+from agentrl.rollout.episodes.functions import SessionUrls
 from agentrl.sessions.store.store import Store
 from agentrl.types import Message, Node, Sampling, Session, Status, Task, VersionSpan
 from tests.conftest import need

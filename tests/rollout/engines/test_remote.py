@@ -214,6 +214,24 @@ async def test_a_request_that_the_server_calls_wrong_is_the_callers_mistake(fold
             await collect(engine.generate("s/0", [1], Sampling(presence_penalty=9.0)))
 
 
+async def test_a_grammar_that_the_server_can_not_compile_is_the_callers_mistake_and_an_abort_before_it_is_none(
+    folder: Path,
+) -> None:
+    """The token that fills its place was an invalid output, and so a failure of the server."""
+
+    def ended(message: str) -> bytes:
+        reason = {"type": "abort", "message": message, "status_code": 400, "err_type": "BadRequestError"}
+        return event([5], reason, output_token_logprobs=[])
+
+    own = Sampling(max_new_tokens=2, json_schema='{"type": "foo"}')
+    async with fake(folder, says(ended("Failed to compile json grammar: Invalid type: foo"), END)) as (engine, _):
+        with pytest.raises(InvalidInput, match="Invalid type: foo"):
+            await collect(engine.generate("s/0", [1], own))
+    async with fake(folder, says(ended("Aborted by AbortReq."), END)) as (engine, _):
+        turn = await collect(engine.generate("s/0", [1], own))
+        assert (turn.finish_reason, turn.token_ids) == (FinishReason.ABORT, ())
+
+
 def silent(started: asyncio.Event) -> Reply:
     async def reply(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + event([5]))

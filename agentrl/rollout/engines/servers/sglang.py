@@ -23,6 +23,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,8 @@ class SGLangEngine(ServerEngine):
             async for event in events:
                 self.progress()
                 meta = event["meta_info"]
+                if (refused := _find_refusal(meta)) is not None:
+                    return refused
                 if request.cached is None:
                     check_expansion(request.images, len(request.ids) + before, meta.get("prompt_tokens"), self.name)
                     request.cached = int(meta.get("cached_tokens") or 0)
@@ -356,3 +359,21 @@ ENGINE = ServerPlugin(
     keeps_to_calls=keeps_to_lark,
     takes_images=lambda config, vision: not refuse_images(config, vision),
 )
+
+
+_NO_GRAMMAR = ("Failed to compile", "Grammar-based generation")
+"""The beginnings of what the server says where it can't keep to a grammar."""
+
+
+def _find_refusal(meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The end of a request that the server did not begin; None of others. A token that comes with it is a filler.
+
+    Raises:
+        InvalidInput: its grammar is none.
+    """
+    ended = meta.get("finish_reason")
+    if not ended or ended.get("type") != "abort" or not ended.get("status_code") or meta.get("output_token_logprobs"):
+        return None
+    if (said := str(ended.get("message"))).startswith(_NO_GRAMMAR):
+        raise InvalidInput(f"sglang: {said[:500]}")
+    return dict(ended)

@@ -12,7 +12,7 @@ import re
 _OWN = ("", "reward", "close")
 """The addresses within a session that are no protocol's."""
 DEPLOYMENT = "agentrl.deployment"
-"""Where a request's scope has the model that its address names, as Azure's do; its body may name none then."""
+"""The key in a request's scope of the model that its address names, as Azure's do; its body may name none then."""
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
 _VERSION = re.compile(r"(?:(?:v1|openai|deployments/[^/]+)(?:/|$))*")
 
