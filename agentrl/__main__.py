@@ -36,6 +36,12 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     gc.set_threshold(*THRESHOLDS)
     try:
+        os.getcwd()
+    except OSError as error:  # libraries fail by it in ways of their own
+        sys.exit(
+            f"error: the working folder can't be used: {error.strerror}; it may have been removed: change to another"
+        )
+    try:
         _run()
     except Exception:
         if hiding := _find_hiding(traceback.format_exc()):

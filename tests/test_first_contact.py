@@ -345,3 +345,11 @@ def test_a_file_gets_no_number_of_a_standard_stream_that_was_closed(tmp_path: Pa
     script = "import os, sys; from agentrl import __main__ as m; m._run = lambda: sys.exit(os.dup(9)); m.main()"
     done = run(["bash", "-c", f'exec 9>file; "$0" -c "{script}" <&- >&- 2>&-', sys.executable], tmp_path)
     assert done.returncode > 2
+
+
+def test_a_working_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    """Training ended with `Intel oneMKL FATAL ERROR: Cannot load libtorch_cpu.so`."""
+    shell = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" -m agentrl envs'
+    done = run(["bash", "-c", shell, sys.executable], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "the working folder can't be used: No such file or directory" in done.stderr
