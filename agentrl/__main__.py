@@ -14,10 +14,13 @@ import time
 import traceback
 
 from agentrl.common.garbage import THRESHOLDS
+from agentrl.common.text_encoding import reads_utf8
 
 PYTHON = 3, 11
 PATIENCE, MOST_PATIENCE = 5.0, 60.0
 """Seconds that a process which is over waits for threads before it tells of them, and then until it leaves them."""
+HIGHEST_STANDARD = 2
+"""The descriptor of standard error; standard input and output have those below it."""
 
 
 def main() -> None:
@@ -25,7 +28,19 @@ def main() -> None:
     if sys.version_info < PYTHON:
         wanted, there = (".".join(map(str, version)) for version in (PYTHON, sys.version_info[:2]))
         sys.exit(f"error: agentrl needs Python {wanted} or newer, and {sys.executable} is Python {there}")
+    while (number := os.open(os.devnull, os.O_RDWR)) <= HIGHEST_STANDARD:
+        pass  # it was closed (`>&-`): a file of a run's would get its number, and what libraries print
+    os.close(number)
+    if not reads_utf8() and os.environ.get("PYTHONUTF8") != "1":  # every text file would be read otherwise
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     gc.set_threshold(*THRESHOLDS)
+    try:
+        os.getcwd()
+    except OSError as error:  # libraries fail by it in ways of their own
+        sys.exit(
+            f"error: the working folder can't be used: {error.strerror}; it may have been removed: change to another"
+        )
     try:
         _run()
     except Exception:

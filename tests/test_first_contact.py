@@ -318,3 +318,38 @@ def test_make_refuses_an_older_python_before_it_makes_an_environment(tmp_path: P
     done = run(["make", "train", "PYTHON=./old"], tmp_path)
     assert "agentrl needs Python 3.11 or newer: make PYTHON=python3.11" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_a_command_reads_text_as_utf8_in_any_locale_and_a_script_is_told_where_it_does_not(tmp_path: Path) -> None:
+    """In a locale of another encoding a tokenizer was read wrongly, or ended the run with a traceback."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    (tmp_path / "tasks.txt").write_text("grüß", encoding="utf-8")
+    code = (
+        "import agentrl\nfrom pathlib import Path\nclass Greeting(agentrl.Env):\n"
+        "    def tasks(self, split='train'): yield {'id': Path('tasks.txt').read_text()}\n"
+        "    def reset(self, task, *, seed=None): return task.id\n"
+        "    @agentrl.reward\n    def right(self, session): return float(session.task.id == 'gr\\xfc\\xdf')\n"
+    )
+    (tmp_path / "mine.py").write_text(code)
+    words = ["env=mine.py:Greeting", "policy=noop", "run_dir=run"]
+    done = run([sys.executable, "-m", "agentrl", "eval", *words], tmp_path, **ascii_only)
+    assert (done.returncode, "mean 1.000" in done.stderr + done.stdout) == (0, True), done.stderr
+    script = "import agentrl; agentrl.evaluate('calculator', policy='expert', run_dir='other')"
+    done = run([sys.executable, "-c", script], tmp_path, **ascii_only)
+    assert "set PYTHONUTF8=1 before Python starts" in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_gets_no_number_of_a_standard_stream_that_was_closed(tmp_path: Path) -> None:
+    """Of a daemon's run what libraries print could end up in the run's own files."""
+    script = "import os, sys; from agentrl import __main__ as m; m._run = lambda: sys.exit(os.dup(9)); m.main()"
+    done = run(["bash", "-c", f'exec 9>file; "$0" -c "{script}" <&- >&- 2>&-', sys.executable], tmp_path)
+    assert done.returncode > 2
+
+
+def test_a_working_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    """Training ended with `Intel oneMKL FATAL ERROR: Cannot load libtorch_cpu.so`."""
+    shell = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" -m agentrl envs'
+    done = run(["bash", "-c", shell, sys.executable], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "the working folder can't be used: No such file or directory" in done.stderr

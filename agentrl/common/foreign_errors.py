@@ -18,6 +18,8 @@ RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, e
 """Error numbers of a machine that has no more of something, or whose disk fails."""
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 """Error numbers of a disk that is full, read-only or fails, and of a limit to a file's size (`ulimit -f`)."""
+UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR})
+"""Error numbers of a file that may not be used, or is a folder, or lies in what is none."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 NETWORK = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT})
 """Error numbers of a network that does not connect."""
@@ -89,7 +91,7 @@ def disk_failure(error: BaseException) -> OSError | None:
     Libraries in Rust, such as safetensors, have classes of their own for it, and its number in the text.
     """
     if isinstance(error, OSError):
-        is_denied = error.errno in (errno.EACCES, errno.EPERM) and error.filename is not None  # a port may be, too
+        is_denied = error.errno in UNUSABLE and error.filename is not None  # a port may be, too
         return error if is_denied or error.errno in DISK else None
     number = int(found[1]) if (found := OS_ERROR.search(text_of(error))) else 0
     return OSError(number, os.strerror(number)) if number in DISK else None

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from agentrl.common.untrusted import visible_text
 from agentrl.envs.data import identity
+from agentrl.errors import AgentRLError
 from agentrl.sessions.store.query import Filters
 from agentrl.train.display.panel import short, sparkline
 from agentrl.viewer import series
@@ -117,7 +118,11 @@ def differences(a: Run, b: Run, width: int) -> Iterator[RenderableType]:
     if other := identity.differences(a.data(), b.data()):
         yield Text(f"tasks: not compared, since the data differs: {visible_text('; '.join(other))}", "bold")
         return
-    said, found = tasks(a, b)
+    try:
+        said, found = tasks(a, b)
+    except AgentRLError as error:
+        yield Text(f"tasks: not compared: {visible_text(str(error))}", "bold")
+        return
     better = sum(each.change > 0 for each in found)
     yield Text(f"tasks by {said}: {better} better, {len(found) - better} worse in {visible_text(b.name)}", "bold")
     lines = [

@@ -458,3 +458,9 @@ def test_a_store_in_a_folder_that_can_not_be_written_is_read_without_files_besid
     with Store(left / "s.db", read_only=True) as store:
         assert store.load("a").id == "a"
     assert {file.name for file in left.iterdir()} == {"s.db", "s.db-wal"}
+
+
+def test_a_clock_that_is_set_back_during_a_session_gives_it_no_negative_duration(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.save(small("a", started=7200.0, ended=3600.0))
+        assert [row.duration for row in store.summaries()] == [0.0]

@@ -19,6 +19,7 @@ from agentrl.overrides import merge_settings, validate
 from agentrl.train.driver.resuming import read_settings, saved_settings, step_of
 from agentrl.train.driver.setup import complete
 from agentrl.train.record import manifest
+from agentrl.train.record.lock import RunLock, holder
 from agentrl.train.record.run_folder import RunFolder
 
 CONFIG = validate(merge_settings(["env=calculator", "algo.lr=0.5"]), RunConfig)
@@ -205,3 +206,16 @@ def test_the_best_checkpoint_so_far_is_always_kept_besides_the_newest(
 def test_a_best_checkpoint_that_nothing_could_tell_is_refused(chosen: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         validate({"env": "calculator", **chosen}, RunConfig)
+
+
+def test_a_killed_run_does_not_go_on_where_its_process_number_is_another_ones(tmp_path: Path) -> None:
+    """After a reboot the viewer took any process of that number for the run, and waited for it for ever."""
+    lock, file = RunLock(tmp_path), tmp_path / "run.lock"
+    written = json.loads(file.read_text())
+    for begun, alive in ((written["begun"], True), ("another boot 17", False), ("", True)):
+        file.write_text(json.dumps({**written, "begun": begun}))
+        found = holder(tmp_path)
+        assert found is not None
+        assert found.alive is alive
+    lock.release()
+    assert holder(tmp_path) is None

@@ -208,6 +208,14 @@ def test_tasks_of_two_environments_are_not_compared_by_their_ids(tmp_path: Path,
     assert " better, " not in text
 
 
+def test_runs_are_compared_also_where_one_has_no_sessions_yet(tmp_path: Path, command: Any) -> None:
+    runs = [write_run(tmp_path / name, steps=2, hostile=False) for name in ("one", "other")]
+    (runs[1] / "sessions.db").unlink()
+    code, text = command("diff", *runs)
+    assert code == 0
+    assert "tasks: not compared: other: no sessions are stored there" in text
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_panel_of_a_run_is_as_wide_as_the_terminal(width: int, runs: Path) -> None:
     console = Console(file=StringIO(), width=width, force_terminal=True, color_system=None)

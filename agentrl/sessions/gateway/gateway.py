@@ -146,7 +146,7 @@ class Gateway:
         if session.status is Status.OPEN:
             self._schedule(entry, self.parts.limits.session_timeout, self._expire)
         else:
-            closed = time.time() - (session.ended or 0.0)
+            closed = max(time.time() - (session.ended or 0.0), 0.0)  # a clock that was set back makes no deadline later
             self._await_rewards(entry, self.parts.limits.reward_deadline - closed)
         return entry
 

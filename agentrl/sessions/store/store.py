@@ -64,8 +64,7 @@ class Store:
             connect = formats.connect_to_read if read_only else sqlite3.connect
             self._db = connect(self.path, timeout, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            why = error if Path(self.path).exists() or not read_only else "no such file"
-            raise StoreError(f"can't open the session store {self.path!r}: {why}") from error
+            raise StoreError(f"can't open the session store {self.path!r}: {_name_cause(error, self.path)}") from error
         self._rows = SessionWriter(self._db, self.path)
         with self._errors():
             if read_only:
@@ -320,3 +319,12 @@ class Store:
             raise
         except (sqlite3.Error, OSError) as error:
             raise schema.failure(self.path, error) from error
+
+
+def _name_cause(error: sqlite3.Error, path: str) -> str:
+    """The system's reason why a file can't be opened, which SQLite does not say."""
+    try:
+        with open(path, "rb"):
+            return str(error)
+    except OSError as cause:
+        return cause.strerror or str(error)

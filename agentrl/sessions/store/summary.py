@@ -187,6 +187,7 @@ def progress(totals: Totals, calls: tuple[int, int]) -> tuple[Any, ...]:
 def values(session: Session, totals: Totals) -> tuple[Any, ...]:
     """Return the values of `COLUMNS`."""
     timed = session.started is not None and session.ended is not None
+    seconds = max(session.ended - session.started, 0.0) if timed else None  # type: ignore[operator]  # a clock set back
     return (
         session.id,
         session.group,
@@ -206,7 +207,7 @@ def values(session: Session, totals: Totals) -> tuple[Any, ...]:
         None if session.status is Status.OPEN else session.score,
         dumps(session.rewards),
         session.ended,
-        session.ended - session.started if timed else None,  # type: ignore[operator]
+        seconds,
         *progress(totals, tool_calls(session)),
     )
 

@@ -50,8 +50,7 @@ def holder(folder: Path) -> Holder | None:
     found = _read(folder / NAME)
     if not found or not found["pid"].isdecimal():
         return None
-    pid = int(found["pid"])
-    return Holder(found["host"], pid, found["since"], found["host"] != socket.gethostname() or _alive(pid))
+    return Holder(found["host"], int(found["pid"]), found["since"], not _has_ended(found))
 
 
 class RunLock:
@@ -73,6 +72,7 @@ class RunLock:
         except OSError as error:
             self._without_locks(error)
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now().astimezone().isoformat()}
+        holder["begun"] = _read_beginning(os.getpid())
         try:
             _overwrite(descriptor, json.dumps(holder).encode())
         except OSError:  # the disk is full
@@ -96,7 +96,7 @@ class RunLock:
     def _without_locks(self, error: OSError) -> None:
         """Decide by what the file says."""
         holder = _read(self._path)
-        if holder and not (holder.get("host") == socket.gethostname() and not _alive(int(holder.get("pid", 0)))):
+        if holder and not _has_ended(holder):
             self._forget()
             raise self._make_error(holder, f"; if that process has ended, remove {self._path}")
         logger.warning("%s: this file system keeps no locks (%s)", self._path, error.strerror)
@@ -130,16 +130,29 @@ os.register_at_fork(after_in_child=_after_fork)
 def _read(path: Path) -> dict[str, Any]:
     try:
         holder = json.loads(path.read_text())
-        return {name: str(holder[name]) for name in ("host", "pid", "since")}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {name: str(holder[name]) for name in ("host", "pid", "since")} | {"begun": str(holder.get("begun", ""))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+def _has_ended(holder: dict[str, Any]) -> bool:
+    """Return whether the process that a lock names has ended; False where that is another host's."""
+    if holder["host"] != socket.gethostname() or not holder["pid"].isdecimal():
         return False
-    except OSError:
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
         return True
-    return True
+    except OSError:  # another user's
+        pass
+    begun, now = holder["begun"], _read_beginning(int(holder["pid"]))
+    return bool(begun and now) and begun != now  # its number is another process's now
+
+
+def _read_beginning(pid: int) -> str:
+    """The boot and the clock tick in which a process began; '' where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        return ""

@@ -32,6 +32,7 @@ bit for bit, and sealed again (`seals`).
 
 from __future__ import annotations
 
+import locale
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +44,7 @@ import orjson
 
 from agentrl import faults
 from agentrl.common import formats
+from agentrl.common.text_encoding import reads_utf8
 from agentrl.config import RunConfig, TrainerConfig, yaml_settings
 from agentrl.config.secrets import public
 from agentrl.envs.data.identity import Identities
@@ -84,6 +86,11 @@ class RunFolder:
     config: RunConfig
 
     def __init__(self, path: Path) -> None:
+        if not reads_utf8():
+            raise ConfigError(
+                f"Python reads text as {locale.getencoding()} here, and files of runs are UTF-8: set PYTHONUTF8=1 "
+                "before Python starts"
+            )
         self.path, self.seals = path, Seals(path)
         self.resumed: ResumedFrom | None = None
         self.check_row: Callable[[Mapping[str, float]], None] = lambda row: None
