@@ -73,6 +73,9 @@ def list_tasks(env: Env, split: str) -> Iterable[Any]:
         if inspect.iscoroutine(found):
             found.close()
         raise EnvError(f"{where} is async; a plain method is wanted, which returns or yields the tasks")
+    if hasattr(found, "iterrows") or hasattr(found, "iter_rows"):  # of pandas, of polars
+        rows = "to_dict('records')" if hasattr(found, "iterrows") else "to_dicts()"
+        raise EnvError(f"{where}({split!r}) returned a {type(found).__name__}: return its rows, as .{rows} gives them")
     if isinstance(found, str | Mapping) or not (hasattr(found, "__iter__") or hasattr(found, "__getitem__")):
         raise EnvError(f"{where}({split!r}) returned {show_value(found)}, not a list or an iterator of tasks")
     tasks: Iterable[Any] = found

@@ -274,7 +274,8 @@ async def _open(env: Env, session: Session, players: Mapping[str, Player], middl
     """Open the episode, or restore its environment; returns where the turns go on."""
     with environment_call(session, "reset") as seconds:
         if middle is None:
-            openings = await calls.openings(env, session.task, seed=session.seed)
+            own = session.task.model_copy(deep=True)  # the group's other sessions have the same object
+            openings = await calls.openings(env, own, seed=session.seed)
         elif middle.state is not None:
             await calls.restore(env, middle.state)
     if middle is not None:

@@ -57,7 +57,7 @@ class Parameter:
     default: Any = inspect.Parameter.empty
     description: str = ""
     filled: bool = False
-    """Whether the callable is given the default too: it has pydantic's `Field(…)` in its place."""
+    """True where the callable is given the default too, since it has pydantic's `Field(…)` in its place."""
 
     @property
     def required(self) -> bool:

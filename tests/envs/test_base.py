@@ -528,3 +528,22 @@ def test_a_subclass_has_tools_and_rewards_of_its_own_whichever_class_is_asked_fi
     for _ in range(2):  # what is found of a class is kept
         assert (Base().tools.names, Sub().tools.names) == (["look"], ["go"])
         assert [[mark.name for mark, _ in reward_methods(env)] for env in (Base(), Sub())] == [["first"], ["second"]]
+
+
+async def test_what_an_episode_takes_out_of_its_task_the_next_one_has():
+    """The sessions of a group had one object: `task.data.pop("answer")` in `reset` failed in the second of them."""
+
+    class Popping(Env):
+        def reset(self, task: Task, *, seed: int | None = None) -> str:
+            self.words = task.data.pop("words")
+            self.words.append("more")
+            return " ".join(self.words)
+
+        @agentrl.reward
+        def said(self, session: Session) -> float:
+            return float(session.task.data["words"] == ["one"])
+
+    task = Task(id="a", data={"words": ["one"]})
+    for _ in range(2):
+        session = await play(Popping(), task, lambda env, messages: Message(role="assistant", content="x"))
+        assert (session.messages[0].text, session.rewards) == ("one more", {"said": 1.0})

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 import agentrl
+from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.registry import ENVS, describe, factory, find, list_envs, make, register
 from agentrl.errors import ConfigError, EnvError, InvalidInput, UnknownName
@@ -111,6 +112,20 @@ def test_what_a_constructor_raises_is_named():
         make(build)
     with pytest.raises(EnvError, match=r"which is no agentrl\.Env"):
         make(lambda: 3)  # type: ignore[arg-type,return-value]
+
+
+def test_a_table_of_tasks_is_told_how_its_rows_are_given():
+    """The names of its columns were taken for tasks."""
+
+    class Table(list[str]):
+        def iterrows(self) -> None: ...
+
+    class Asking(Env):
+        def tasks(self, split: str = "train") -> Any:
+            return Table(["question", "answer"])
+
+    with pytest.raises(EnvError, match=r"returned a Table: return its rows, as \.to_dict\('records'\) gives them"):
+        list(calls.tasks(Asking(), "train"))
 
 
 def test_an_environment_of_another_library_is_told_its_adapter():

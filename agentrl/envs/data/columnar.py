@@ -14,7 +14,7 @@ PARQUET = (".parquet",)
 ARROW = (".arrow", ".feather")
 FILE_MAGIC = b"ARROW1\0\0"
 END_MAGIC = b"ARROW1"
-"""How an Arrow file begins, which goes on as a stream does, and how it ends."""
+"""The first bytes of an Arrow file, which goes on as a stream does, and its last ones."""
 BATCH = 8192
 """Rows of a Parquet file that are in memory at a time, where they have no more than `BATCH_BYTES` on average."""
 BATCH_BYTES = 1 << 26
@@ -89,7 +89,7 @@ class _Messages(io.RawIOBase):
                 message = self._messages.read_next_message()
             except StopIteration:
                 return 0
-            if (size := _unpacked(message)) > MOST_BATCH:
+            if (size := _count_unpacked(message)) > MOST_BATCH:
                 raise ConfigError(f"{self._name}: a batch has more than {MOST_BATCH:,} bytes ({size:,}), unpacked")
             self._left = memoryview(message.serialize()).cast("B")
         count = min(len(buffer), len(self._left))
@@ -97,8 +97,8 @@ class _Messages(io.RawIOBase):
         return count
 
 
-def _unpacked(message: Any) -> int:
-    """The bytes of a message's buffers, which begin with their own sizes where they are packed.
+def _count_unpacked(message: Any) -> int:
+    """Return the bytes of a message's buffers, which begin with their own sizes where they are packed.
 
     As https://arrow.apache.org/docs/format/Columnar.html has it; pyarrow itself unpacks whatever size is there.
     """
@@ -120,12 +120,12 @@ def _unpacked(message: Any) -> int:
 
 
 def _follow(data: Any, place: int) -> int:
-    """Where the offset at a place of a FlatBuffer leads to."""
+    """Return the place to which the offset at a place of a FlatBuffer leads."""
     return int(place + struct.unpack_from("<I", data, place)[0])
 
 
 def _field(data: Any, table: int, number: int) -> int:
-    """Where a FlatBuffer's table has a field; 0 where it has none."""
+    """Return the place of a field of a FlatBuffer's table; 0 where it has none."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     if 4 + 2 * number >= struct.unpack_from("<H", data, fields)[0]:
         return 0

@@ -119,8 +119,9 @@ async def _begin(env: Env, session: Session, seconds: float) -> Task:
     """Begin the session's episode; what the program is given of its task."""
 
     async def begin() -> Task:
-        await calls.reset(env, session.task, seed=session.seed)
-        return await calls.brief(env, session.task)
+        own = session.task.model_copy(deep=True)  # the group's other sessions have the same object
+        await calls.reset(env, own, seed=session.seed)
+        return await calls.brief(env, own)
 
     try:
         return await within(seconds, begin())

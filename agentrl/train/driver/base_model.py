@@ -75,7 +75,7 @@ async def _opening(env: Env, task: Task, seed: int) -> Session:
     from agentrl.sessions.tree import tree
 
     session = Session("opening", task)
-    for messages in (await calls.openings(env, task, seed=seed)).values():
+    for messages in (await calls.openings(env, task.model_copy(deep=True), seed=seed)).values():
         parent: int | None = None
         for message in messages:
             parent = tree.add(session, parent, message, []).id

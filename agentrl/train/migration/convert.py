@@ -93,7 +93,7 @@ def convert_file(path: str, out: Path, reader: RowReader) -> Converted:
         try:
             lines.append(json.dumps(reader.carry(row, place), ensure_ascii=False))
         except Refused as refused:
-            found.left_out.append((place, str(refused)))
+            found.left_out.append((place, str(refused).replace("data.strings=", "--strings ")))
     found.carried = len(lines)
     if lines:
         out.write_text("".join(f"{line}\n" for line in lines))

@@ -17,12 +17,11 @@ from agentrl.train.migration.verl import VERL
 MOST_BYTES = 1 << 20
 """Of a script: those that start a run have kilobytes."""
 _ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_DOTTED = re.compile(
-    r"[+~]*((?:data|actor_rollout_ref|algorithm|critic|trainer|reward|reward_model"
-    r"|custom_reward_function)(?:\.\w+)+)=(.*)",
-    re.DOTALL,
-)
-_NAME = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-[^}]*)?\}|\$([A-Za-z_]\w*)")
+_DOTTED = re.compile(r"[+~]*(([a-z_]\w*)(?:\.\w+)+)=(.*)", re.DOTALL)
+SECTIONS = {"data", "actor_rollout_ref", "algorithm", "critic", "trainer", "reward", "reward_model"}
+SECTIONS.add("custom_reward_function")
+"""Sections of verl's settings, by one of which a script of verl's is known."""
+_NAME = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)")
 OF_PPO = ("gamma", "gae_lambda", "value_clip", "value_trunk_lr", "value_warmup")
 """Settings of `algo` that only algo=ppo has."""
 
@@ -45,7 +44,7 @@ def translate(script: Path) -> Iterator[str]:
     for name, value in _derive(framework, theirs, ours).items():
         ours[name] = value
         yield f"follows: {name}={value}"
-    yield "command: " + shlex.join(["agentrl", "train", *(f"{name}={value}" for name, value in ours.items())])
+    yield "command: agentrl train " + " ".join(_quote(f"{name}={value}") for name, value in ours.items())
     if problem := _problem(ours):
         yield f"before it runs: {problem}"
 
@@ -57,9 +56,9 @@ def read_script(text: str) -> tuple[dict[str, str], dict[str, str]]:
     variables: dict[str, str] = {}
     flag: str | None = None
     for word in _words(text):
-        word = _NAME.sub(lambda found: variables.get(found[1] or found[2], found[0]), word)
+        word = _NAME.sub(lambda found: variables.get(found[1] or found[3], found[2] or found[0]), word)
         if setting := _DOTTED.fullmatch(word):
-            dotted[setting[1]], flag = setting[2], None
+            dotted[setting[1]], flag = setting[3], None
         elif word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             flags[name], flag = (value, None) if equals else ("true", name)
@@ -69,7 +68,12 @@ def read_script(text: str) -> tuple[dict[str, str], dict[str, str]]:
             flags[flag] = word  # of several, as --eval-prompt-data NAME FILE has them, the last
         else:
             flag = None
-    return flags, dotted
+    return flags, dotted if any(name.partition(".")[0] in SECTIONS for name in dotted) else {}
+
+
+def _quote(word: str) -> str:
+    """A word for the shell, which puts in what the script's variables are where it does not set them itself."""
+    return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"' if "$" in word else shlex.quote(word)
 
 
 def _words(text: str) -> Iterator[str]:

@@ -172,7 +172,7 @@ def _spread(count: int, most: int) -> list[int]:
 
 async def _tokens(env: Env, task: Task, *, seed: int, others: Collection[str], renderer: Renderer) -> int:
     try:
-        openings = await calls.openings(env, task, seed=seed)
+        openings = await calls.openings(env, task.model_copy(deep=True), seed=seed)
     finally:
         await calls.close(env)
 

@@ -67,6 +67,14 @@ async def test_a_shell_carries_over(shell: Shell, commands: list[str], expected:
 
 
 @pytest.mark.slow
+async def test_a_folder_that_is_not_there_is_named(sandbox: ResidentSandbox) -> None:
+    """Of a `workdir` that nobody had made, every command said no more than that there was none."""
+    result = await sandbox.exec("true", cwd="not/there")
+    assert (result.outcome, result.exit_code) == (Outcome.NOT_STARTED, 126)
+    assert result.detail.endswith("/not/there: No such file or directory")
+
+
+@pytest.mark.slow
 async def test_a_shells_exit_codes_are_its_commands(shell: Shell) -> None:
     codes = [(await shell.run(c)).exit_code for c in ("true", "false", "exit 7", "kill -9 $$", "nonsense_", "if")]
     assert codes == [0, 1, 7, 137, 127, 2]

@@ -115,6 +115,16 @@ def test_a_script_of_verls_becomes_a_command_that_is_valid(tmp_path: Path) -> No
     assert "unknown: data.mine 1" in lines
 
 
+def test_a_scripts_variables_are_the_shells_and_foreign_sections_are_named(tmp_path: Path) -> None:
+    """A default was not put in, `$HOME` stood where no shell reads it, and sections of no table were left out."""
+    script = "MODEL=${MODEL:-Qwen/Q}\npython3 -m verl.trainer.main_ppo data.train_files=$HOME/d.parquet "
+    lines, _ = run(tmp_path, f"{script}actor_rollout_ref.model.path=$MODEL +global_profiler.tool=nsys\n")
+    command = next(line for line in lines if line.startswith("command: "))
+    assert "model=Qwen/Q " in command
+    assert '"env.path=$HOME/d.parquet"' in command
+    assert "unknown: global_profiler.tool nsys" in lines
+
+
 def test_a_script_of_neither_is_refused(tmp_path: Path) -> None:
     (script := tmp_path / "run.sh").write_text("echo hello\n")
     with pytest.raises(ConfigError, match="no flags of slime"):

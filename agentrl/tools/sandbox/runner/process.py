@@ -108,8 +108,8 @@ class ResidentProcess:
         return None
 
 
-def result_of(channel: Channel, end: Exit) -> ExecResult:
-    """An ExecResult from the runner's EXIT frame."""
+def result_of(channel: Channel, end: Exit, cwd: str = "") -> ExecResult:
+    """An ExecResult from the runner's EXIT frame; `cwd` is where the command was to run, for the detail."""
     outcome, code, detail = Outcome.EXITED, end.code, ""
     if end.how is How.TIMED_OUT:
         outcome, code = Outcome.TIMEOUT, 124
@@ -119,7 +119,8 @@ def result_of(channel: Channel, end: Exit) -> ExecResult:
         if end.code == errno.EBUSY:
             raise SandboxError("too many commands at once in one sandbox")
         outcome, code = Outcome.NOT_STARTED, 127 if end.code == errno.ENOENT and end.phase > CWD else 126
-        what = {RESOURCES: "no process could be started", CWD: "working directory"}.get(end.phase, "command")
+        folder = f"working directory {cwd}".strip()
+        what = {RESOURCES: "no process could be started", CWD: folder}.get(end.phase, "command")
         detail = f"{what}: {os.strerror(end.code)}"
     if end.out_of_memory and code == 128 + signal.SIGKILL:
         outcome = Outcome.MEMORY

@@ -84,7 +84,7 @@ class ResidentSandbox(ArchivedSandbox):
             return ExecResult(Outcome.MEMORY, 137, out_of_memory=True, detail=str(error))
         if end.how is How.NOT_STARTED and end.code == errno.ENOENT and end.phase > CWD and self._fall_back(command):
             return await self.exec(command, timeout=timeout, cwd=cwd, env=env, stdin=data, limit=limit)
-        return result_of(channel, end)
+        return result_of(channel, end, self._path(cwd or self.workdir))
 
     def _fall_back(self, command: Command) -> bool:
         """Switch to `sh` where the image lacks the shell; whether the command is to be repeated."""
