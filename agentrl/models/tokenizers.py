@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from agentrl.common.untrusted import safe_text
 from agentrl.errors import InvalidInput, require_extra, suggest
 from agentrl.models import tokenizer_files
 from agentrl.models.image_processor import ImageProcessor, find_processor
@@ -40,7 +41,7 @@ class HFTokenizer:
     """A fast tokenizer whose text can't become special tokens.
 
     Attributes:
-        source: the text of its `tokenizer.json`, without limits to the length of texts.
+        source: the text of its `tokenizer.json`, without limits to the length of texts, and without chance.
         published: the tokenizer as its authors made it, for which markup in a text is markup.
         vocab_size: one more than the largest id.
         added: the published added tokens (special ones and other markup) and their ids.
@@ -64,8 +65,10 @@ class HFTokenizer:
     ) -> None:
         """Build from the text of a `tokenizer.json` and the mapping in its `tokenizer_config.json`."""
         spec = orjson.loads(source)
-        if spec.get("truncation") or spec.get("padding"):  # saved by who used it last; a prompt is whole
+        random = spec["model"].get("dropout")
+        if spec.get("truncation") or spec.get("padding") or random:  # saved by who used it last; a prompt is whole
             spec |= {"truncation": None, "padding": None}
+            spec["model"] |= {"dropout": None} if random else {}
             source = orjson.dumps(spec).decode()
         self.source = source
         self.published = _backend(source)
@@ -169,11 +172,19 @@ def _remember(known: dict[str, tuple[int, ...]], text: str, encode: Callable[[st
 
 
 def _ids(backend: Backend, text: str) -> list[int]:
-    """Token ids; long texts are encoded as batches, which release the interpreter lock."""
-    if len(text) < _LONG:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-    else:
-        ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    """Token ids; long texts are encoded as batches, which release the interpreter lock.
+
+    Half of a surrogate pair, which an escape in a call's JSON may stand for, is replaced as in a message's text.
+    """
+    try:
+        if len(text) < _LONG:
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        else:
+            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except TypeError:
+        if (safe := safe_text(text)) == text:
+            raise
+        return _ids(backend, safe)
     return ids
 
 

@@ -135,6 +135,14 @@ def test_a_length_that_was_saved_with_a_tokenizer_neither_cuts_nor_fills_texts(t
     assert json.loads(limited.source) == json.loads(PLAIN.source)
 
 
+def test_merges_that_were_dropped_by_chance_in_training_are_all_made(tmp_path: Path) -> None:
+    spec = json.loads(PLAIN.source)
+    spec["model"]["dropout"] = 0.9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    text = "what is the weather"
+    assert load_tokenizer(tmp_path).encode(text) == PLAIN.encode(text)
+
+
 def test_a_turn_ends_with_each_of_the_tokens_that_the_models_files_list(tmp_path: Path) -> None:
     more = {"added_tokens_decoder": {str(SIZE): {"content": "<|end|>", **FLAGS}}, "chat_template": TURNS}
     start, end = PLAIN.special("<|a|>"), PLAIN.special("<|b|>")

@@ -31,6 +31,15 @@ def test_text_comes_back_and_holds_no_special_token_whatever_it_says(pieces: lis
     assert b"".join(map(SMALL.token_bytes, ids)) == text.encode()
 
 
+@pytest.mark.parametrize("length", [1, 5000])
+def test_half_of_a_surrogate_pair_is_replaced_as_in_a_message(length: int) -> None:
+    """JSON may hold it as an escape, so arguments of calls and tools' schemas bring it to a template."""
+    assert SMALL.encode("x" * length + "\ud83d") == SMALL.encode("x" * length + "\ufffd")
+    assert SMALL.encode_markup("<|im_end|>" * length + "\ud83d") == SMALL.encode_markup(
+        "<|im_end|>" * length + "\ufffd"
+    )
+
+
 def sentencepiece(added: tuple[str, ...], merges: list[tuple[str, str]], *, legacy: bool = False) -> HFTokenizer:
     """A tokenizer as Gemma's: spaces are spelt \u2581, and its added tokens are in the vocabulary and its merges."""
     pieces = ["<unk>", *map(chr, range(33, 127)), "\u2581", *(a + b for a, b in merges), *added]

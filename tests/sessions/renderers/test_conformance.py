@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 
+from agentrl.errors import AgentRLError
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.families.harmony import Harmony
@@ -21,6 +23,7 @@ from agentrl.sessions.renderers.proof.trials import (
     with_system,
 )
 from agentrl.sessions.renderers.template import template_whole
+from agentrl.types import FunctionCall, Message, ToolCall
 from tests.sessions.renderers.references import REFERENCES, Case
 from tests.sessions.renderers.support import tokenizer
 
@@ -101,6 +104,17 @@ def test_newer_families_extend_as_the_library_renders_while_the_model_reasons(fa
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["deepseek-v4", "glm-4.6", "kimi-k2", "minimax-m2", "qwen3-coder", "gemma-4"])
+def test_arguments_that_are_no_object_are_written_or_refused(family: str) -> None:
+    """A client or a data set may hold them; DeepSeek V4's failed with an AttributeError of the library."""
+    renderer = renderer_of(family)
+    for arguments in ("null", "[1]", '"s"', "3", "{bad", '{"q": "\\ud83d"}'):
+        call = ToolCall(id=kimi_id("f", 0), function=FunctionCall(name="f", arguments=arguments))
+        with suppress(AgentRLError):
+            assert renderer.turn(Message(role="assistant", content="", tool_calls=[call]))
+
+
 @pytest.mark.parametrize("family", ["smollm2", "qwen2.5", "qwen3", "llama-3", "mistral", "deepseek-v3"])
 def test_our_template_environment_writes_what_transformers_writes(family: str) -> None:
     """The reference of the tests above is the template rendered by us; here transformers renders it."""
