@@ -204,11 +204,15 @@ def rescore(
 
     The run stays as it is; the result is a folder beside it, for agentrl compare and agentrl view.
     """
+    from agentrl.config.unused import list_unused, refuse
     from agentrl.overrides import parse_words, validate
     from agentrl.train.driver.api import run_rescore
     from agentrl.train.evaluation.rescore.rescoring import RescoreConfig, describe_rescore
 
-    rescored = run_rescore(Path(run), validate(parse_words(words or ()), RescoreConfig), owns_process=True)
+    tree = parse_words(words or ())
+    config = validate(tree, RescoreConfig)
+    refuse(list_unused(config, tree))
+    rescored = run_rescore(Path(run), config, owns_process=True)
     print_lines(describe_rescore(Path(run), *rescored))
 
 

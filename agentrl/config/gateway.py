@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
@@ -40,6 +41,7 @@ with a regular expression."""
 class ForwardConfig(Section):
     """Address for requests to other models than the trained one, such as embeddings."""
 
+    only_with: ClassVar[Mapping[str, str]] = dict.fromkeys(("models", "key"), "url")
     url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
     """The base URL of a server with OpenAI's API, such as http://127.0.0.1:9000/v1; None forwards nothing."""
     models: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class ForwardConfig(Section):
 class ImageUrlsConfig(Section):
     """Images that clients name by a URL of the network. Without hosts none is fetched, and such a URL is refused."""
 
+    only_with: ClassVar[Mapping[str, str]] = dict.fromkeys(("timeout", "max_bytes"), "hosts")
     hosts: tuple[Annotated[str, Field(pattern=r"^(\*|(\*\.)?[\w.:-]+)$")], ...] = ()
     """The hosts from which images are fetched: names, `*.DOMAIN`, or `*` for all. An address that is not public is
     reached only where it is listed itself."""

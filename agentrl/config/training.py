@@ -234,6 +234,16 @@ class AlgoConfig(Section):
         """True where the policy that is trained is asked as well, as a teacher of its own."""
         return False
 
+    @property
+    def named_rewards(self) -> Mapping[str, Collection[str]]:
+        """The rewards that settings name, by setting."""
+        return {}
+
+    @property
+    def named_agents(self) -> Mapping[str, Collection[str]]:
+        """The environment's agents that settings name, by setting."""
+        return {}
+
     def asked(self, policies: Collection[str]) -> frozenset[str]:
         """The policies whose log-probabilities the algorithm asks for; `policies` have weights and play no agent."""
         return frozenset()

@@ -7,6 +7,7 @@ looked at: defaults, an environment's recipe and a resumed run's own settings ar
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from pydantic import BaseModel
 
 from agentrl.config.secrets import without_secrets
 from agentrl.config.sections import OfPlugin, Section
+from agentrl.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,19 @@ def list_unused(
         if why := next(filter(None, reasons), ""):
             lacks = {*re.findall(r"[\w.-]+", why)} if why.startswith("without ") else set()
             yield f"{key}{_show(key, value) if len(owners) == len(path) else ''} has no effect {why}", bool(lacks & off)
+
+
+def refuse(found: Iterable[tuple[str, bool]]) -> None:
+    """Refuse settings without effect, as `list_unused` finds them; what was switched off by name is told.
+
+    Raises:
+        ConfigError: it names each, and why.
+    """
+    found = [*found]
+    if wrong := [said for said, off in found if not off]:
+        raise ConfigError("\n".join(f"{said}: leave it out" for said in wrong))
+    for said, _ in found:
+        _log.warning("%s", said)
 
 
 def list_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,10 +17,11 @@ from agentrl.envs.builtin.questions.images import column_of_images
 from agentrl.envs.registry import ENVS, make
 from agentrl.errors import ConfigError, EngineError, EnvError, SandboxError
 from agentrl.models import devices
-from agentrl.overrides import merge_settings, validate
+from agentrl.overrides import merge_settings, parse_words, validate
 from agentrl.rollout.engines.servers.remote import RemoteEngine
 from agentrl.sessions.renderers import get_renderer
 from agentrl.train.driver import base_model
+from agentrl.train.driver.setup import complete
 from agentrl.train.plan import preflight, room
 from agentrl.types import Task
 
@@ -54,6 +55,21 @@ def test_an_environment_that_workers_can_not_find_is_refused() -> None:
                 ConfigError, match=r"env='greeting' is registered in this process alone.*file\.py:CLASS"
             ):
                 check(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("algo=gdpo algo.weights.corect=1", "algo.weights.corect: env=calculator has no such reward; did you mean"),
+        ("algo=distill policies.teacher.model=start algo.teachers.x=teacher", "algo.teachers.x: env=calculator has no"),
+    ],
+)
+def test_rewards_and_agents_that_an_algorithm_names_are_there(words: str, said: str) -> None:
+    """A reward that no session had was weighed, all advantages were 0, and nothing said so."""
+    config = complete(parse_words(["env=calculator", *words.split()]))
+    with pytest.raises(ConfigError, match=said):
+        preflight.check_training(config)
+    preflight.check_training(complete(parse_words(["env=calculator", "algo=gdpo", "algo.weights.correct=2"])))
 
 
 async def look(model: Path, *words: str) -> None:

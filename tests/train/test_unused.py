@@ -8,11 +8,13 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from rich.console import Console
 
 from agentrl.config import RunConfig, Section
 from agentrl.config.unused import read_condition
 from agentrl.errors import ConfigError
 from agentrl.overrides import parse_words, validate
+from agentrl.rollout.workers.serve_workers import serve_command
 from agentrl.train.algorithms import ALGORITHMS
 from agentrl.train.driver.setup import complete
 from agentrl.train.plan.unused import RULES, TOLD
@@ -158,3 +160,14 @@ def test_every_declared_condition_names_settings_that_there_are() -> None:
             read_condition(rule.condition, config)
         for setting in rule.settings.split():
             assert setting.partition(".")[0].partition("=")[0] in RunConfig.model_fields, setting
+
+
+def test_a_server_of_sessions_refuses_what_it_does_not_read() -> None:
+    words = "model=tiny engine=sglang fleet.urls=[http://a:1] fleet.engines=3 fleet.max_engines=4 forward.key=secret"
+    with pytest.raises(ConfigError) as refused:
+        serve_command(parse_words(words.split()), Console())
+    assert str(refused.value).split("\n") == [
+        "fleet.engines=3 has no effect with fleet.urls: leave it out",
+        "fleet.max_engines=4 has no effect where sessions are served: leave it out",
+        "forward.key has no effect without forward.url: leave it out",
+    ]

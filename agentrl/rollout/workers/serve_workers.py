@@ -21,6 +21,7 @@ from agentrl.cluster import Role
 from agentrl.cluster.pool import WorkerPool
 from agentrl.common import cores
 from agentrl.common.concurrency import cancel_on, concurrently, current_task
+from agentrl.config.unused import UseRule, list_unused, refuse
 from agentrl.errors import AgentRLError, InfraError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import validate
@@ -34,6 +35,9 @@ STOP_SECONDS = 20.0
 MOST_RESTARTS, WITHIN = 2, 60.0
 """A worker that ends more often within so many seconds ends the server."""
 
+RULES = (UseRule("where sessions are served", "fleet.colocated fleet.max_engines", lambda _config: False),)
+"""Settings of a run's engines that a server does not read."""
+
 
 @cores.one_each()
 def serve_command(tree: dict[str, Any], out: Console) -> None:
@@ -43,6 +47,7 @@ def serve_command(tree: dict[str, Any], out: Console) -> None:
         ConfigError: a setting is unknown, missing, or of the wrong type.
     """
     config = validate(tree, ServeConfig)
+    refuse(list_unused(config, tree, RULES))
     path = check_config(config)
 
     def announce(text: str) -> None:

@@ -34,7 +34,7 @@ from agentrl.envs.data.hub import is_hub, no_such_file
 from agentrl.envs.data.mixture import list_mixed
 from agentrl.envs.registry import ENVS, make
 from agentrl.envs.rewards import REWARDS
-from agentrl.errors import ConfigError, EnvError, missing_extra, unknown_name
+from agentrl.errors import ConfigError, EnvError, missing_extra, suggest, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
 from agentrl.rollout.engines import ENGINES, check_engine, check_reference, grammars
@@ -112,6 +112,8 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> di
         each, engine = algorithms[name], _with_address(own.engine, own.fleet)
         with named_as_given(config.policies, name):
             _check_sampling(config.rollout, engine, own.trainer, refuse=not config.allow_no_signal)
+            if config.agent is None:
+                _check_names(each, config.env.name, env, config.rewards)
             check_view(each, env)
             check_joint_path(each, env, config.rollout.branch.name, config.agent, config.agents, config.policies)
             if each.needs.counterfactuals:
@@ -140,6 +142,25 @@ def _check_rewarded(name: str, env: Env, algorithm: Algorithm) -> None:
                 f"env={where} gives no reward, so algo={algorithm.config.name} has nothing to learn from: "
                 "rewards.NAME=… adds one (rewards.correct=exact_match, or a function of your own)"
             )
+
+
+def _check_names(algorithm: Algorithm, name: str, env: Env, rewards: Collection[str]) -> None:
+    """Refuse an algorithm's settings that name an agent or a reward which no session of env=`name` has.
+
+    Environments with steps of their own, and those in wrappers, may give rewards by any name.
+    """
+    parts = list_mixed(env).values()
+    found = {*rewards, *(mark.name for part in parts for mark, _ in reward_methods(part))}
+    fixed = all(part is part.unwrapped and type(part).step is Env.step for part in parts)
+    settings, agents = algorithm.config, {agent for part in parts for agent in part.agents}
+    known = [("reward", settings.named_rewards, found)] if fixed else []
+    for kind, named, there in [*known, ("agent", settings.named_agents, agents)]:
+        for setting, names in named.items():
+            if odd := next((each for each in names if each not in there), None):
+                raise ConfigError(
+                    f"algo.{setting}.{odd}: env={name} has no such {kind}{suggest(odd, there)} "
+                    f"({kind}s: {', '.join(sorted(there))})"
+                )
 
 
 def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:

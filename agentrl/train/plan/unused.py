@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import EvalConfig, RolloutConfig, RunConfig
 from agentrl.config.learners import OWN
-from agentrl.config.unused import UseRule, list_unused
-from agentrl.errors import ConfigError
+from agentrl.config.unused import UseRule, list_unused, refuse
 from agentrl.rollout.remote import is_remote
 
 READ = frozenset(
@@ -168,7 +166,6 @@ TOLD = (
     ),
 )
 """Those that harm nothing, as what a shared file has for longer runs."""
-_log = logging.getLogger(__name__)
 
 
 def refuse_unused(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
@@ -179,11 +176,8 @@ def refuse_unused(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[s
     Raises:
         ConfigError: it names each, and why.
     """
-    found = [*_list_all(config, given, recipe)]
-    if wrong := [said for said, off in found if not off]:
-        raise ConfigError("\n".join(f"{said}: leave it out" for said in wrong))
-    for said, _ in (*found, *list_unused(config, given, TOLD, but=recipe, own=False)):
-        _log.warning("%s", said)
+    refuse(_list_all(config, given, recipe))
+    refuse((said, True) for said, _ in list_unused(config, given, TOLD, but=recipe, own=False))
 
 
 def _list_all(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:

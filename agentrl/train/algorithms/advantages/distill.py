@@ -88,6 +88,11 @@ class DistillConfig(UnclippedConfig):
     privileged_text: str = "Additional information: {}"
     """Its form, as a paragraph of its own, behind the last message of a user's before a path's first turn."""
 
+    @property
+    def named_agents(self) -> Mapping[str, Collection[str]]:
+        """Those with a teacher of their own."""
+        return {"teachers": self.teachers}
+
     @field_validator("top_k", mode="before")
     @classmethod
     def _none_is_a_word(cls, value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,11 @@ class GdpoConfig(PolicyGradientConfig):
 
     weights: dict[str, float] = Field(default={})
     """The weight of each reward by its name; empty: 1 for each that the sessions have. Others are left out."""
+
+    @property
+    def named_rewards(self) -> Mapping[str, Collection[str]]:
+        """Those that are weighed."""
+        return {"weights": self.weights.keys() - {SHAPED}}
 
     @model_validator(mode="after")
     def _no_kl_reward(self) -> GdpoConfig:
