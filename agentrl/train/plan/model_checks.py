@@ -62,7 +62,8 @@ def prove_architecture(
         _require_tower(trainer.name, model.name, kind)
         if own.lora.active:
             raise ConfigError(
-                f"lora.rank: model={model.name!r} ({kind}) sees images, and adapters of such models are not trained yet; train it whole"
+                f"lora.rank: model={model.name!r} ({kind}) sees images, and adapters of such models are not trained "
+                "yet; train it whole"
             )
     if model.name == setup.TINY:
         return
