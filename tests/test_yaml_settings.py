@@ -60,6 +60,12 @@ def test_a_text_on_the_command_line_is_all_of_it(text: str) -> None:
     assert parse_words([f"env.x={text}"])["env"]["x"] == text
 
 
+def test_a_list_of_patterns_needs_no_quotes_on_the_command_line() -> None:
+    """YAML takes `*.q_proj` for an alias: `lora.targets=[*.q_proj,*.v_proj]`, as the guide has it, was refused."""
+    assert parse_words(["lora.targets=[*.q_proj, *norm*, head]"])["lora"]["targets"] == ["*.q_proj", "*norm*", "head"]
+    assert parse_words(["env.x=*.jsonl"])["env"]["x"] == "*.jsonl"
+
+
 @pytest.mark.parametrize("text", MEANT)
 def test_a_setting_is_what_it_looks_like(text: str, tmp_path: Path) -> None:
     """YAML 1.1 has 010 for 8, 1:30 for 90, no for false, 2024-01-01 for a date, and 1e-5 for text."""

@@ -61,6 +61,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+class _WordLoader(_Loader):
+    def fetch_alias(self) -> None:
+        """Read `*` as text: a word holds no aliases, but may hold patterns, as in `[*.q_proj,*.v_proj]`."""
+        self.fetch_plain()
+
+
 _SCALARS = {
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "int": (r"[-+]?(?:0|[1-9][0-9_]*)|0b[01_]+|0x[0-9a-fA-F_]+", "-+0123456789"),
@@ -86,9 +92,9 @@ def read(text: str) -> Any:
     return _take(yaml.load, text)
 
 
-def _take(read_by: Callable[[str, type[yaml.SafeLoader]], Any], text: str) -> Any:
+def _take(read_by: Callable[[str, type[yaml.SafeLoader]], Any], text: str, loader: type[_Loader] = _Loader) -> Any:
     try:
-        return read_by(text, _Loader)
+        return read_by(text, loader)
     except RecursionError:
         raise yaml.YAMLError("it nests too deeply") from None
 
@@ -100,7 +106,7 @@ def read_word(text: str) -> Any:
     (`|`), the folding of lines, and `{folder}`, a placeholder, as a mapping without values.
     """
     try:
-        node, value = _take(yaml.compose, text), read(text)
+        node, value = (_take(read_by, text, _WordLoader) for read_by in (yaml.compose, yaml.load))
     except (yaml.YAMLError, ValueError, OverflowError):
         return text
     if isinstance(node, yaml.ScalarNode):
@@ -181,4 +187,5 @@ def in_one_line(error: yaml.MarkedYAMLError) -> str:
     """Return what is wrong with a text that is not YAML, and where."""
     mark = error.problem_mark or error.context_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return where + ", ".join(filter(None, (error.context, error.problem)))
+    quoted = "quote a text that begins with *" if error.context == "while scanning an alias" else None
+    return where + ", ".join(filter(None, (error.context, error.problem, quoted)))

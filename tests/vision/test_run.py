@@ -94,7 +94,7 @@ def test_a_run_that_sees_is_resumed_to_the_last_bit_and_computed_again_from_its_
     again = load_file(cut / "checkpoints" / "step-000002" / "model.safetensors")
     assert all(torch.equal(ended[name], again[name]) for name in ended)
 
-    own = SETTINGS | {"steps": 1, "warm_start.steps": 0}
+    own = SETTINGS | {"steps": 1, "warm_start.steps": 0, "rollout.staleness": 1}  # an engine in a process of its own
     train(env=world, **own, model=str(whole / "checkpoints" / "step-000002"), run_dir=str(tmp_path / "from a folder"))
     assert len(rows(tmp_path / "from a folder")) == 1, "a folder of a model that sees was refused by the proof at start"
 

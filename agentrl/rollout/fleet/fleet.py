@@ -335,6 +335,6 @@ def combine_capabilities(each: Sequence[Capabilities]) -> Capabilities:
         json_schema=all(c.json_schema for c in each),
         lark=all(c.lark for c in each),
         attachments=frozenset.intersection(*(c.attachments for c in each)),
-        inputs=frozenset(),  # a fleet hands on token ids alone yet
+        inputs=frozenset.intersection(*(c.inputs for c in each)),
         pause_modes=frozenset.intersection(*(c.pause_modes for c in each)),
     )

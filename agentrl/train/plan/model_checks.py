@@ -60,6 +60,11 @@ def prove_architecture(
     model, engine, trainer = own.model, own.engine, own.trainer
     if trains and (kind := read_seeing_type(base)) is not None:
         _require_tower(trainer.name, model.name, kind)
+        if own.lora.active:
+            raise ConfigError(
+                f"lora.rank: model={model.name!r} ({kind}) sees images, and adapters of such models are not trained "
+                "yet; train it whole"
+            )
     if model.name == setup.TINY:
         return
     if trains:

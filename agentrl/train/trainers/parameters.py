@@ -72,7 +72,7 @@ def _list_trained(
     ends = {id(module.weight) for module in _ends(model)}
     named = list(model.named_parameters())
     if any(is_adapter(name) for name, _ in named) and any(is_fixed(name, "frozen") for name, _ in named):
-        raise ConfigError("model.lora: adapters of vision-language models are not trained yet; train them whole")
+        raise ConfigError("lora.rank: adapters of vision-language models are not trained yet; train them whole")
     layers = {name: int(found[1]) for name, _ in named if (found := LAYER.search(name)) and not of_vision(name)}
     depth = 1 + max(layers.values(), default=-1)
     embedding = id(model.get_input_embeddings().weight)  # type: ignore[operator]

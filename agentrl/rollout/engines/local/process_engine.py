@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,7 +86,7 @@ class ProcessEngine(ManagedEngine):
                 with self._engine_errors():
                     self.worker.wait_ready(START_SECONDS)
                     found: Capabilities = self.worker.run("capabilities", timeout=START_SECONDS)
-                self._loaded = replace(found, inputs=frozenset())  # images are not sent to it yet
+                self._loaded = found
             return self._loaded
 
     @contextlib.contextmanager

@@ -80,7 +80,7 @@ class MegatronTrainer(RankTrainer):
         if not sees(path):
             return
         if lora is not None and lora.active:
-            raise ConfigError("model.lora: adapters of vision-language models are not trained yet; train them whole")
+            raise ConfigError("lora.rank: adapters of vision-language models are not trained yet; train them whole")
         if algorithm.needs.head is not None:
             name = algorithm.config.name
             raise ConfigError(f"algo={name}: trainer=megatron makes no score model of one that sees images")
