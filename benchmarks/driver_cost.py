@@ -178,7 +178,7 @@ async def measure(sessions: int, turns: int, rate: float, profile: str | None) -
         if profile:
             profiler.enable()
         actor = ModelActor(Sampling(max_new_tokens=ANSWER))
-        with garbage.collect_less_often():  # as in a run
+        with garbage.collect_less_often(limits.concurrency):  # as in a run
             async with Stream(rollouts, tasks, actor, group_size=GROUP_SIZE, gate=gate) as stream:
                 groups = await stream.take(limits.groups_per_step)
         profiler.disable()

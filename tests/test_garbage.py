@@ -107,3 +107,18 @@ def test_an_object_that_is_left_is_looked_at_once_until_all_are_collected(monkey
         kept: list[list[int]] = [[] for _ in range(20_000)]
         gc.callbacks.remove(count)
     assert 0.8 * len(kept) < looked < 1.1 * len(kept)
+
+
+def test_sessions_that_may_be_open_at_once_are_begun_without_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10,000 sessions' objects each was looked at once until all had begun, and none was ever in a cycle."""
+    gc.unfreeze()  # what the suite has frozen: tests/suite/memory.py
+    before = gc.get_threshold()
+    monkeypatch.setattr(garbage, "THRESHOLDS", (1000, *garbage.THRESHOLDS[1:]))
+    with garbage.collect_less_often(100):
+        runs = sum(generation["collections"] for generation in gc.get_stats())
+        begun = [[] for _ in range(99 * garbage.OF_A_SESSION)]
+        assert sum(generation["collections"] for generation in gc.get_stats()) == runs
+        cycle = weakref.ref(Cycle())
+        more = [[] for _ in range(3 * len(begun))]
+        assert cycle() is None, f"not found among {len(more)} objects"
+    assert gc.get_threshold() == before

@@ -113,7 +113,7 @@ async def train_run(config: RunConfig, display: Display, algorithms: Mapping[str
         await _check_engines(run, rollouts, base)
         async with AsyncExitStack() as training:  # closed before the result is told: its checkpoints are whole then
             loop, loaded = open_trainers(run, training, base, make_env, rollouts, act)
-            with garbage.collect_less_often():
+            with garbage.collect_less_often(config.rollout.concurrency):
                 start = await prepare(loop, rollouts, make_env, base, loaded)
                 measure = await open_measure(training, loop, rollouts, act)
                 before, after, done = await _reinforce(run, loop, measure, start)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import model_validator
 
 from agentrl.config import LISTED, AlgoConfig
-from agentrl.models.scoring import ScoreHead
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.base import Algorithm, Needs
 from agentrl.train.algorithms.credit import Credit, NodeKey
@@ -55,6 +54,8 @@ class StepLabelling(Algorithm):
 
     @property
     def needs(self) -> Needs:
+        from agentrl.models.scoring import ScoreHead
+
         return Needs(engine=False, head=ScoreHead(self.config.classes, True, self.config.separator))
 
     @property

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import NonNegativeFloat, model_validator
 
 from agentrl.config import LISTED, AlgoConfig
-from agentrl.models.scoring import ScoreHead
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.base import Algorithm, Needs
 from agentrl.train.algorithms.credit import Credit, NodeKey, ids_by_group
@@ -65,6 +64,8 @@ class ScoreModelling(Algorithm):
     @property
     def needs(self) -> Needs:
         """A head of scores, and pairs of paths where they are compared."""
+        from agentrl.models.scoring import ScoreHead
+
         pairs = self.config.target == "pairs"
         head = ScoreHead(self.config.classes or ("score",))
         return Needs(engine=False, head=head, pairs=pairs, sequence="session" if pairs else None)
