@@ -18,13 +18,14 @@ READ = frozenset(
     )
 )
 """Settings of rollouts and evaluations that a run which reads its sessions has as well."""
+PLAYED = "agent agents rewards tools warm_start rerun eval.weights cluster.sessions"
+"""Settings that say what a run learns from, where it generates its sessions."""
 PLAYING = (
-    *("agent", "agents", "rewards", "tools", "warm_start", "rerun", "gateway", "sandbox", "engine", "fleet", "weights"),
-    *("cluster.environments", "cluster.gateways", "cluster.sessions", "mismatch_bound"),
+    *("engine", "fleet", "weights", "gateway", "sandbox", "cluster.environments", "cluster.gateways", "mismatch_bound"),
     *(name for field in RolloutConfig.model_fields if (name := f"rollout.{field}") not in READ),
-    *(name for field in EvalConfig.model_fields if (name := f"eval.{field}") not in READ),
+    *(name for field in EvalConfig.model_fields if (name := f"eval.{field}") not in {*READ, *PLAYED.split()}),
 )
-"""Settings that only a run which generates its sessions has."""
+"""Settings by which a run generates its sessions."""
 
 
 def _needs(run: RunConfig) -> Any:
@@ -103,20 +104,14 @@ def _tracks(run: RunConfig, *names: str) -> bool:
 
 WATCHING = "stall_timeout probe_every probe_timeout max_failures max_attempts max_restarts regain_restart_after"
 RULES = (
-    UseRule("in a run that reads its sessions (data=)", " ".join(PLAYING), lambda run: run.data is None),
-    UseRule(
-        "in a run that reads its sessions (data=) and asks no teacher",
-        "rollout.temperature",
-        lambda run: run.data is None or run.asked_policies,
-    ),
+    UseRule("in a run that reads its sessions (data=)", PLAYED, lambda run: run.data is None),
     UseRule(
         "with a file's rows (data=FILE), which have no rewards", "rollout.sampler=difficulty algo.shaping", _groups
     ),
     UseRule(
         "with a file's rows (data=FILE), which are judged", "algo.pairing algo.min_gap algo.desirable_above", _groups
     ),
-    UseRule("agent", "gateway cluster.gateways rollout.retry_detection rollout.strict_fields"),
-    UseRule("without rollout.filter, or an algorithm that replaces groups (dapo)", "rollout.max_replaced", _replaces),
+    UseRule("agent", "cluster.gateways"),
     UseRule("rewards", "cluster.rewards"),
     UseRule("with cluster.sessions", "rollout.save_states", lambda run: not run.cluster.holds_sessions),
     UseRule("sandbox.name=remote or env.sandbox=remote", "sandbox.url sandbox.key_file sandbox.certificate"),
@@ -135,6 +130,18 @@ RULES = (
     UseRule("rollout.staleness or rollout.reuse or data", "algo.correction.proximal"),
     UseRule("!rollout.branch.name=none", "algo.branch_baseline"),
     UseRule("!trainer.optimizer=sgd", "algo.betas"),
+)
+"""Those of what is learned, and from what: who gives one counts on it."""
+
+TOLD = (
+    UseRule("in a run that reads its sessions (data=)", " ".join(PLAYING), lambda run: run.data is None),
+    UseRule(
+        "in a run that reads its sessions (data=) and asks no teacher",
+        "rollout.temperature",
+        lambda run: run.data is None or run.asked_policies,
+    ),
+    UseRule("agent", "gateway rollout.retry_detection rollout.strict_fields"),
+    UseRule("without rollout.filter, or an algorithm that replaces groups (dapo)", "rollout.max_replaced", _replaces),
     UseRule("lora.rank or lora.adapter", "engine.adapter_rank"),
     UseRule("engine.url or fleet.urls", "engine.api_key"),
     UseRule("with a server that runs already", "engine.cores engine.log engine.threads", _starts_servers),
@@ -153,9 +160,6 @@ RULES = (
     ),
     UseRule("without metrics=prometheus", "metrics_address", lambda run: _tracks(run, "prometheus")),
     UseRule("without a tracker", "metrics_project", lambda run: _tracks(run, "wandb", "mlflow", "trackio")),
-)
-
-TOLD = (
     UseRule("without policy=URL", "api", lambda run: is_remote(run.policy)),
     UseRule("in so few steps: the last one has a checkpoint anyway", "checkpoint_every", _has_checkpoints),
     UseRule("in so few steps: what is measured is the first policy and the last one", "eval.every", _has_evaluations),
@@ -165,7 +169,7 @@ TOLD = (
         _has_ratios,
     ),
 )
-"""Those that harm nothing, as what a shared file has for longer runs."""
+"""Those of other machines, and of longer runs: one command, or file, is for a laptop as well."""
 
 
 def refuse_unused(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
@@ -176,18 +180,20 @@ def refuse_unused(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[s
     Raises:
         ConfigError: it names each, and why.
     """
-    refuse(_list_all(config, given, recipe))
-    refuse((said, True) for said, _ in list_unused(config, given, TOLD, but=recipe, own=False))
+    refuse(_list_all(config, given, recipe, RULES))
+    refuse((said, True) for said, _ in _list_all(config, given, recipe, TOLD, own=False))
 
 
-def _list_all(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    yield from list_unused(config, given, RULES, but=recipe)
+def _list_all(
+    config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any], rules: tuple[UseRule, ...], own: bool = True
+) -> Iterator[tuple[str, bool]]:
+    yield from list_unused(config, given, rules, but=recipe, own=own)
     policies = given.get("policies")
-    for name, own in policies.items() if isinstance(policies, Mapping) else ():
+    for name, settings in policies.items() if isinstance(policies, Mapping) else ():
         sections = ("engine", "fleet", *OWN)
-        asked = {key: own[key] for key in sections if key in own} if isinstance(own, Mapping) else {}
+        asked = {key: settings[key] for key in sections if key in settings} if isinstance(settings, Mapping) else {}
         policy = config.policies[name]
         changed = {key: getattr(policy, key) for key in sections if getattr(policy, key) is not None}
         view = config.model_copy(update={**changed, "data": None, "policies": {}})
         inside = {key: value for key, value in asked.items() if isinstance(value, Mapping)}
-        yield from ((f"policies.{name}: {said}", off) for said, off in list_unused(view, inside, RULES, own=False))
+        yield from ((f"policies.{name}: {said}", off) for said, off in list_unused(view, inside, rules, own=False))
