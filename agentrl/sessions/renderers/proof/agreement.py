@@ -84,7 +84,7 @@ def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterat
             continue
         held = both(both(able, holds), template) if template.tools else both(able, holds)
         trial = partial(prove, renderer, reference, tools=tools, count=count, call_id=call_ids(renderer))
-        if kind == CHAT and reference:
+        if kind == CHAT and reference and not isinstance(renderer, GenericRenderer):
             trial = partial(trial, spaced=True)
         found = judge_proof(kind, trial(expresses=held, reasoning=reasoning), count)
         if found.verdict is TrialVerdict.AGREES:
