@@ -7,7 +7,7 @@ COVERAGE := --rcfile=tests/suite/coverage.ini
 
 .PHONY: train test nightly check lint quick times stress coverage planted installed uv clients clients-all adapters engines docs gpu format clean
 
-train: .venv/installed
+train: .venv/trainable
 	$(BIN)/agentrl train env=calculator
 
 test: installed
@@ -126,10 +126,15 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv/installed: pyproject.toml constraints.txt
+# What `make train` needs, and `agentrl view` after it; the tests' packages take half as long again.
+.venv/trainable: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentrl needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,gateway]'
+	touch $@
+
+.venv/installed: .venv/trainable
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
