@@ -50,10 +50,12 @@ def list_unused(
     *,
     but: Mapping[str, Any] | None = None,
     own: bool = True,
+    harmless: Iterable[str] = (),
 ) -> Iterator[tuple[str, bool]]:
-    """Yield a sentence for each of the given settings that has no effect, and whether what it lacks was given as well.
+    """Yield a sentence for each of the given settings that has no effect, and whether it is only to be told of.
 
-    The latter is switched off by name, as by `warm_start.steps=0` on the line where a file has more of `warm_start`.
+    That is so of harmless ones, and where what it lacks is switched off by name, as by `warm_start.steps=0` on the line
+    where a file has more of `warm_start`.
 
     Args:
         config: with these settings and all others.
@@ -61,8 +63,9 @@ def list_unused(
         rules: those between sections.
         but: a tree of settings that are not looked at where the given ones are the same.
         own: look at those within a section as well.
+        harmless: names of settings and sections.
     """
-    rules, leaves = tuple(rules), dict(list_leaves(given))
+    rules, harmless, leaves = tuple(rules), tuple(harmless), dict(list_leaves(given))
     off = {key for key, value in leaves.items() if value in (0, None, "none")}
     same = {key for key, value in list_leaves(but or {}) if leaves.get(key) == value}
     for key in (key for key in leaves if key not in same):
@@ -75,17 +78,18 @@ def list_unused(
         reasons += [each.refuses(config) for each in rules if _is_of(key, value, each)]
         if why := next(filter(None, reasons), ""):
             lacks = {*re.findall(r"[\w.-]+", why)} if why.startswith("without ") else set()
-            yield f"{key}{_show(key, value) if len(owners) == len(path) else ''} has no effect {why}", bool(lacks & off)
+            told = bool(lacks & off) or is_within(re.sub(r"^policies\.[^.]+\.", "", key), harmless)
+            yield f"{key}{_show(key, value) if len(owners) == len(path) else ''} has no effect {why}", told
 
 
 def refuse(found: Iterable[tuple[str, bool]]) -> None:
-    """Refuse settings without effect, as `list_unused` finds them; what was switched off by name is told.
+    """Refuse settings without effect, as `list_unused` finds them, but for those that are only to be told of.
 
     Raises:
         ConfigError: it names each, and why.
     """
     found = [*found]
-    if wrong := [said for said, off in found if not off]:
+    if wrong := [said for said, told in found if not told]:
         raise ConfigError("\n".join(f"{said}: leave it out" for said in wrong))
     for said, _ in found:
         _log.warning("%s", said)

@@ -38,7 +38,6 @@ IDLE = [
     ("rollout.priority=signal", "without rollout.order=ready"),
     ("rollout.replay_age=3", "without rollout.reuse"),
     ("rollout.branch.continuations=3", "with rollout.branch=none"),
-    ("engine=sglang fleet.urls=[http://a:1] fleet.engines=3", "fleet.engines=3 has no effect with fleet.urls"),
     ("rewards.a=exact_match rewards.a.gate_at=3", "without rewards.a.gates"),
     ("policy=noop warm_start.lr=0.1", "without warm_start.steps"),
     (f"{B} policies.b.algo.kl_rate=3", "policies.b.algo.kl_rate=3 has no effect without policies.b.algo.kl_target"),
@@ -98,6 +97,8 @@ LARGER = [
     (f"data={__file__} rollout.group_size=3", "in a run that reads its sessions"),
     (f"data={__file__} engine=sglang engine.url=http://a:1", "in a run that reads its sessions"),
     (f"data={__file__} eval.n=4", "in a run that reads its sessions"),
+    ("engine=sglang fleet.urls=[http://a:1] fleet.engines=3", "with fleet.urls"),
+    ("cluster.max_restarts=3", "without cluster.environments"),
     (f"{B} policies.b.fleet.stall_timeout=3", "with one engine in the trainer's process"),
 ]
 

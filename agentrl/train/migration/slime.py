@@ -200,7 +200,7 @@ SLIME = Framework(
     {
         **{"env": "questions", "trainer": "megatron", "trainer.dtype": "bfloat16", "engine": "sglang"},
         **{"engine.dtype": "bfloat16", "engine.deterministic": "false", "cluster": "ray", "rollout.group_size": "1"},
-        **{"algo.betas": "[0.9,0.999]", "algo.weight_decay": "0.01"},
+        **{"algo.betas": "[0.9,0.999]", "algo.weight_decay": "0.01", "algo.kl_coef": "0"},
     },
     RULES,
     PREFIXES,

@@ -176,7 +176,7 @@ VERL = Framework(
         **{"engine.dtype": "bfloat16", "engine.deterministic": "false", "fleet.colocated": "true", "cluster": "ray"},
         **{"rollout.groups_per_step": "1024", "rollout.group_size": "1", "rollout.turn_tokens": "512"},
         **{"algo.loss": "clipped", "algo.loss.dual_clip": "3.0", "algo.normalize": "token"},
-        **{"algo.betas": "[0.9,0.999]", "algo.weight_decay": "0.01", "eval.temperature": "0"},
+        **{"algo.betas": "[0.9,0.999]", "algo.weight_decay": "0.01", "algo.kl_coef": "0", "eval.temperature": "0"},
     },
     RULES,
     PREFIXES,

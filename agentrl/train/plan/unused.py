@@ -170,6 +170,11 @@ TOLD = (
     ),
 )
 """Those of other machines, and of longer runs: one command, or file, is for a laptop as well."""
+HARMLESS = (
+    *("engine", "fleet", "weights", "gateway", "cluster.call_timeout", "cluster.max_restarts"),
+    *("accept_changed_data", "checkpoint_url_timeout"),
+)
+"""Those of them that their own sections know (`Section.only_with`)."""
 
 
 def refuse_unused(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
@@ -187,7 +192,7 @@ def refuse_unused(config: RunConfig, given: Mapping[str, Any], recipe: Mapping[s
 def _list_all(
     config: RunConfig, given: Mapping[str, Any], recipe: Mapping[str, Any], rules: tuple[UseRule, ...], own: bool = True
 ) -> Iterator[tuple[str, bool]]:
-    yield from list_unused(config, given, rules, but=recipe, own=own)
+    yield from list_unused(config, given, rules, but=recipe, own=own, harmless=HARMLESS)
     policies = given.get("policies")
     for name, settings in policies.items() if isinstance(policies, Mapping) else ():
         sections = ("engine", "fleet", *OWN)

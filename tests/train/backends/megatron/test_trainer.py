@@ -174,6 +174,7 @@ def test_another_models_checkpoint_is_refused_by_the_name_of_a_weight(folder: Pa
     trainer = MegatronTrainer(other, alone, ALGO)
     with pytest.raises(InvalidInput, match=r"of another model: .* is not in the checkpoint"):
         trainer.load(tmp_path / "state")
+    trainer.close()
 
 
 @pytest.mark.slow
