@@ -95,9 +95,11 @@ def test_a_part_that_fails_or_hangs_keeps_the_figures_it_had(
     ending: str, ended: str, folder: Path, tmp_path: Path
 ) -> None:
     (folder / "planted.py").write_text(f"import time\ndef run(report):\n    report.add('w', 1.0)\n    {ending}\n")
-    seconds = "600" if "raise" in ending else "10"
-    given = ["--device", "cpu", "--parts", "planted", "--seconds", seconds, "--out", str(tmp_path / "out")]
-    assert gpu.main(given, [gpu.Part("planted", "", "", 1)]) == 1
-    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert result["ended"].startswith(ended)
+    for seconds in ("600",) if "raise" in ending else ("10", "40", "160"):  # a busy machine begins late
+        given = ["--device", "cpu", "--parts", "planted", "--seconds", seconds, "--out", str(tmp_path / seconds)]
+        assert gpu.main(given, [gpu.Part("planted", "", "", 1)]) == 1
+        (result,) = json.loads((tmp_path / seconds / "results.json").read_text())
+        assert result["ended"].startswith(ended)
+        if result["figures"]:
+            break
     assert [figure["what"] for figure in result["figures"]] == ["w"]
