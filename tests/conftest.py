@@ -168,6 +168,12 @@ def learned(once: shared.Once) -> Path:
     return once("learned", train) / "run"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Whoever waits for `learned`, or makes it, may take longer: it takes ten minutes on a busy machine."""
+    if "learned" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(1800))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """`learned` takes minutes, which `make check` has not: who asks for it is slow."""
     if "learned" in getattr(item, "fixturenames", ()) and item.get_closest_marker("slow") is None:

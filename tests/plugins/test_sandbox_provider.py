@@ -26,7 +26,7 @@ async def provide(spec: SandboxSpec) -> Sandbox:
 @pytest.mark.slow
 def test_a_run_plays_in_the_sandboxes_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "provider.py").write_text(PROVIDER)
-    run = {"policy": "expert", "eval.tasks": 1, "eval.n": 1, "run_dir": str(tmp_path / "run")}
+    run = {"policy": "expert", "eval.tasks": 1, "eval.n": 1, "env.timeout": 120, "run_dir": str(tmp_path / "run")}
     with pytest.raises(UnknownName, match=r"there is no 'other' in .*provider\.py \(known: provide\)"):
         agentrl.evaluate("code", sandbox=f"{tmp_path}/provider.py:other", **run)
     assert agentrl.evaluate("code", sandbox=f"{tmp_path}/provider.py:provide", **run).mean == 1.0

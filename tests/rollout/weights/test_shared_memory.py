@@ -130,8 +130,14 @@ HOLDER = """
 import base64, pickle, sys, torch
 sys.path.insert(0, sys.argv[1])
 from agentrl_sglang_loans import Loans
-loans = Loans()
-lent = loans.borrow([tensor for _, tensor in pickle.loads(base64.b64decode(sys.stdin.readline()))])
+loans, given = Loans(), base64.b64decode(sys.stdin.readline())
+for _ in range(60):
+    try:
+        pairs = pickle.loads(given)
+        break
+    except RuntimeError:  # torch gives its keeper of shared memory a second to answer
+        continue
+lent = loans.borrow([tensor for _, tensor in pairs])
 print(float(lent[0][0]), flush=True)
 sys.stdin.read()
 """
