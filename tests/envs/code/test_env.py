@@ -207,8 +207,8 @@ async def test_a_service_that_is_down_or_silent_is_our_failure() -> None:
 
     async with service(executed, silent) as (url, asked):  # first it proves that it can judge
         with pytest.raises(DeadlineExceeded, match="did not answer"):
-            await code_verdict(GOOD, TESTS, runner=hasty(url, grace=0.2), timeout=0.1)
-        assert len(asked) == 5
+            await code_verdict(GOOD, TESTS, runner=hasty(url, grace=0.5), timeout=0.1)
+        assert 1 < len(asked) <= 5, "a busy service does not see requests that were given up"
         release.set()
 
 
