@@ -47,6 +47,7 @@ from agentrl.types import GREEDY, Engine, Group, Session, Status, Task
 TRAIN = "train"
 """The phase of the groups that are trained on."""
 EVAL = "eval"
+"""The phase of the groups that measure a policy."""
 DEMO = "demo"
 """The phase of demonstrations that are imitated, which get no rewards that the run adds."""
 EVALUATION = -1
@@ -206,11 +207,9 @@ class Rollouts:
         place = group.number if phase == TRAIN else EVALUATION
         deadline = None if seconds is None else Deadline(seconds, time.monotonic() + seconds)
         actors = [actor] * n + ([greedy] if greedy is not None else [])
-        group.sessions = await concurrently(
-            self._with_retries(partial(new, sample), each, ended, place, deadline) for sample, each in enumerate(actors)
-        )
+        play = partial(self._with_retries, ended=ended, place=place, deadline=deadline)
+        group.sessions = await concurrently(play(partial(new, sample), each) for sample, each in enumerate(actors))
         if self.combinations and phase == TRAIN and not isinstance(actor, Program):
-            play = partial(self._with_retries, ended=ended, place=place, deadline=deadline)
             group.sessions = await grow_tree(group.sessions, n, self.combinations, actor, new, play)
         if await give_group_rewards(self.make_env, group.sessions) and self.recorder is not None:
             await asyncio.gather(*map(self.recorder.end, group.sessions))
