@@ -16,11 +16,13 @@
 #include <sys/wait.h>
 
 #define MAX_LISTENERS 4
-#define GIVE_UP_US 5000000 /* strays that won't die (in the kernel's hands) hold up their channel no longer */
+#define GIVE_UP_US 5000000 /* strays that won't die (in the kernel's hands) hold up their channel no longer … */
+#define GIVE_UP_PASSES 200 /* … but a machine that was busy for so long has not tried yet */
 
 static struct buffer inbox;
 static int listeners[MAX_LISTENERS], listener_count;
-static bool killing, dirty;
+static bool killing;
+static int dead, passes; /* of this killing: dead strays at its last pass (-1: some lived), and its passes */
 static int64_t killing_since, lease_us = 300 * 1000000ll, heard;
 
 static void listen_on(uint32_t id, const uint8_t *payload) {
@@ -103,7 +105,7 @@ static void supervisor_gone(struct channel *c) {
     c->closing = true;
     if (!killing) {
         killing = true;
-        dirty = false;
+        dead = passes = 0;
         killing_since = now_us();
     }
 }
@@ -124,12 +126,16 @@ static void reap(void) {
     }
 }
 
-/* One pass over the strays; when there are none, the channels whose trees they were are over. */
+/* One pass over the strays; when there are none, the channels whose trees they were are over.
+ *
+ * None alive in one pass proves nothing: a process that forks and exits between the listing and its reading looks dead,
+ * and its child is not listed. But then it has died since the last pass, and dead strays are not reaped meanwhile: as
+ * many of them as in the last pass mean that nobody lived in between. */
 static void kill_pass(void) {
-    bool clean = kill_strays();
-    bool confirmed = clean && !dirty; /* a clean pass right after a killing one might have missed a newborn */
-    dirty = !clean;
-    if (!confirmed && now_us() - killing_since < GIVE_UP_US) return;
+    int before = dead;
+    dead = kill_strays();
+    bool over = dead >= 0 && dead == before;
+    if (!over && (++passes < GIVE_UP_PASSES || now_us() - killing_since < GIVE_UP_US)) return;
     killing = false;
     for (int i = 0; i < MAX_CHANNELS; i++)
         if (channels[i].used && channels[i].closing) channel_finish(&channels[i]);
@@ -138,7 +144,7 @@ static void kill_pass(void) {
 
 static int wait_ms(int64_t now) {
     int64_t until = heard + lease_us;
-    if (killing) return dirty ? 1 : 0;
+    if (killing) return dead < 0 ? 1 : 0;
     for (int i = 0; i < MAX_CHANNELS; i++)
         if (channels[i].used && !channels[i].closing) {
             struct channel *c = &channels[i];

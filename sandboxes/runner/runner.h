@@ -108,7 +108,7 @@ void channel_finish(struct channel *c);
 /* tree.c */
 extern bool alone;               /* whether we are a container's first process, and all that runs is below us */
 void supervise(struct command *command, int status, const int stdio[4]);
-bool kill_strays(void);
+int kill_strays(void);
 int other_processes(bool end);
 
 /* memory.c */

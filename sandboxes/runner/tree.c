@@ -77,19 +77,23 @@ static pid_t branch_of(const struct process *p, struct process *all, size_t coun
     return 0;
 }
 
-/* One pass of killing; true when nothing is left alive below us but supervised trees. */
-bool kill_strays(void) {
+/* One pass of killing strays: how many of them are dead, or -1 where one was alive. */
+int kill_strays(void) {
     struct process *all;
     size_t count = list_processes(&all);
-    bool clean = true;
+    int dead = 0;
+    bool alive = false;
     for (size_t i = 0; i < count; i++) {
-        if (all[i].dead) continue;
         pid_t branch = branch_of(&all[i], all, count);
         if (!branch || supervises(branch)) continue;
+        if (all[i].dead) {
+            dead++;
+            continue;
+        }
         kill(all[i].pid, SIGKILL);
-        clean = false;
+        alive = true;
     }
-    return clean;
+    return alive ? -1 : dead;
 }
 
 /* Processes alive besides the runner, this builtin and its supervisor, whoever started them; killed where asked. */
