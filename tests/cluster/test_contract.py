@@ -21,7 +21,7 @@ from tests.cluster.test_server import alive, until
 pytestmark = pytest.mark.slow
 
 COUNTER = Role("environments", "tests.cluster.roles:Counter", (5,), threads=1)
-SOON, LONG, SILENCE = 0.3, 60.0, 2.0
+SOON, LONG, SILENCE = 0.3, 240.0, 2.0
 
 
 @pytest.fixture(scope="module", params=["local", "ray"])
