@@ -48,8 +48,10 @@ def exit_code_of(work: Callable[[], object]) -> int | None:
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join(400)
+    ended = not process.is_alive()
     process.kill()
     process.join()
+    assert ended, "it does not end"  # which must not count as killed by signal 9
     return process.exitcode
 
 
