@@ -203,10 +203,12 @@ def _join_process(name: str) -> socket.socket | None:
 
 
 def _begin_process(name: str, environment: Mapping[str, str]) -> socket.socket:
-    """A connection to that process, which is started."""
-    if _begin(f"@{name}", environment).wait(START_SECONDS) or (connection := _join_process(name)) is None:
-        raise OSError(f"the process that starts workers ({name}) can't be started")
-    return connection
+    """A connection to that process, which is started, unless another one was faster: that may not listen yet."""
+    end = time.monotonic() + START_SECONDS
+    while not _begin(f"@{name}", environment).wait(START_SECONDS) and time.monotonic() < end:
+        if (connection := _join_process(name)) is not None:
+            return connection
+    raise OSError(f"the process that starts workers ({name}) can't be started")
 
 
 _own: dict[tuple[str | None, str], Prefork] = {}

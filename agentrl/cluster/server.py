@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -36,16 +37,27 @@ _POLL_SECONDS = 0.2
 _CAUSE = re.compile(r"\b[A-Z]\w*(Error|Exception): \S")
 _CAUSES = 5
 SHARED_MEMORY = "/dev/shm/"
+MOST_BOUND = 64
+"""The number of ports that stay bound for servers; those that were given out before are left to the servers alone."""
+_bound = deque[socket.socket]()
 Segment = tuple[str, int]
 """A file's path, and its inode."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free at this moment."""
-    with socket.socket() as sock:
-        sock.bind((host, 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A free port for a server that is about to start.
+
+    On Linux it stays bound here, so that nobody else is given it before the server listens, which may take a minute.
+    The server has to set SO_REUSEADDR, as servers do.
+    """
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, 0))
+    port: int = sock.getsockname()[1]
+    _bound.append(sock)
+    while len(_bound) > (MOST_BOUND if sys.platform == "linux" else 0):
+        _bound.popleft().close()
+    return port
 
 
 async def probe_until(probe: Callable[[], Awaitable[bool]], exit_status: Callable[[], int | None], end: float) -> bool:

@@ -39,7 +39,7 @@ class Counter:
         if start < 0:
             raise ConfigError("start must not be negative")
         self.count = start
-        self.cancelled = 0
+        self.waiting = 0
         self.child: subprocess.Popen[bytes] | None = None
 
     def add(self, number: int) -> int:
@@ -55,10 +55,11 @@ class Counter:
             await asyncio.sleep(0.001)
 
     async def forever(self) -> None:
+        self.waiting += 1
         try:
             await asyncio.Event().wait()
         finally:
-            self.cancelled += 1
+            self.waiting -= 1
 
     def hold(self) -> int:
         """Work in one native call that lets no other thread of Python's run, for most of a second."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cluster import Resources, Role
@@ -22,7 +22,6 @@ def bundles(places: list[tuple[str, str]], size: int) -> Bundles:
     return Bundles(assignment, {"trainer": size})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(PLACES, st.integers(1, 3), st.sets(st.sampled_from(NODES)), WORDS)
 @pytest.mark.slow
 def test_a_place_holds_as_many_as_it_has_room_for_and_none_on_a_dead_node(

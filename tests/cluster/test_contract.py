@@ -21,7 +21,7 @@ from tests.cluster.test_server import alive, until
 pytestmark = pytest.mark.slow
 
 COUNTER = Role("environments", "tests.cluster.roles:Counter", (5,), threads=1)
-SOON, LONG, SILENCE = 0.3, 60.0, 2.0
+SOON, LONG, SILENCE = 0.3, 240.0, 2.0
 
 
 @pytest.fixture(scope="module", params=["local", "ray"])
@@ -69,12 +69,11 @@ async def test_what_yields_is_streamed_in_order(worker: Worker) -> None:
 
 
 async def test_a_call_past_its_deadline_is_cancelled_in_the_worker(worker: Worker) -> None:
-    before = await worker.call("cancelled", timeout=LONG)
     with pytest.raises(DeadlineExceeded):
         await worker.call("forever", timeout=SOON)
     with pytest.raises(DeadlineExceeded):
         worker.run("forever", timeout=SOON)
-    await asyncio.to_thread(until, lambda: worker.run("cancelled", timeout=LONG) >= before + 2, "they go on")
+    await asyncio.to_thread(until, lambda: worker.run("waiting", timeout=LONG) == 0, "they go on")
 
 
 async def test_leaving_a_stream_early_ends_it(worker: Worker) -> None:

@@ -23,9 +23,9 @@ from agentrl.config import ClusterConfig
 from agentrl.types import Session, Status, Task
 from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_contract import COUNTER
-from tests.cluster.test_server import until
+from tests.cluster.test_server import PATIENCE
 
-LONG = 60.0
+LONG = 240.0
 PLAYING = Role("environments", "tests.cluster.roles:Playing", (), threads=1, resources=Resources(custom={"spot": 1}))
 COUNTS = st.integers(1, 50)
 
@@ -86,7 +86,11 @@ def drain(address: str, node: str) -> None:
 
 
 async def soon(done: Callable[[], bool], what: str) -> None:
-    await asyncio.to_thread(until, done, what)
+    """`until` for what the event loop changes, which another thread would see half changed."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow

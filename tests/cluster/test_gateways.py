@@ -22,7 +22,7 @@ from agentrl.config import ClusterConfig, GatewayConfig, ModelConfig, RolloutCon
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, Diverged, InfraError, InvalidInput
 from agentrl.overrides import merge_settings, validate
-from agentrl.rollout.episodes import programs
+from agentrl.rollout.episodes import agents, programs
 from agentrl.rollout.episodes.agents import load_agent
 from agentrl.rollout.episodes.groups import Rollouts
 from agentrl.rollout.episodes.policies import Policy
@@ -118,6 +118,26 @@ async def serving(
 
 def sections(config: RunConfig) -> tuple[ClusterConfig, GatewayConfig, ModelConfig]:
     return config.cluster, config.gateway, config.model
+
+
+class Clock:
+    """`asyncio` for the module that runs programs: their time is over when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.limits = list[asyncio.Timeout]()
+        monkeypatch.setattr(agents, "asyncio", self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def timeout(self, seconds: float) -> asyncio.Timeout:
+        self.limits.append(limit := asyncio.timeout(seconds))
+        return limit
+
+    def end(self) -> None:
+        """Let the time of the only program be over."""
+        (limit,) = self.limits
+        limit.reschedule(asyncio.get_running_loop().time())
 
 
 async def play(program: ServedProgram, name: str, seconds: float = 300.0, **data: Any) -> Session:
@@ -225,9 +245,11 @@ async def test_a_worker_that_stops_amid_a_session_is_ended_when_the_programs_tim
 ) -> None:
     async with serving(engine, folder, f"{file}:agent", caller, gateways=1) as (program, pool):
         assert pool is not None
-        playing = asyncio.create_task(play(program, "s", 20.0, how="waits", file=str(tmp_path / "there")))
+        clock = Clock(monkeypatch)
+        playing = asyncio.create_task(play(program, "s", how="waits", file=str(tmp_path / "there")))
         await soon((tmp_path / "there").exists, "the program is not there")
         stop(pool, monkeypatch)
+        clock.end()
         session = await playing
         assert session.status is Status.INFRA_ERROR
         assert re.search(r"WorkerTimeout: .*finish ran past its deadline", session.error or "")
@@ -320,10 +342,14 @@ def test_an_environment_worker_has_as_long_as_gateway_workers_may_take_more() ->
 
 @pytest.mark.slow
 async def test_a_programs_deadline_truncates_its_session_with_what_it_has(
-    engine: Engine, folder: Path, file: Path, tmp_path: Path
+    engine: Engine, folder: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(engine, folder, f"{file}:agent", gateways=1) as (program, _):
-        session = await play(program, "s", 8.0, how="waits", file=str(tmp_path / "there"))
+        clock = Clock(monkeypatch)
+        playing = asyncio.create_task(play(program, "s", how="waits", file=str(tmp_path / "there")))
+        await soon((tmp_path / "there").exists, "the program is not there")
+        clock.end()
+        session = await playing
     assert session.status is Status.TRUNCATED
     assert "the agent took longer than" in (session.error or "")
     assert session.nodes

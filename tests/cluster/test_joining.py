@@ -20,7 +20,7 @@ from tests.conftest import need
 
 pytestmark = pytest.mark.slow
 
-LONG = 100.0
+LONG = 240.0
 
 
 TERMINATED = """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agentrl.cluster import connect
-from agentrl.cluster.wire.calls import Listener
+from agentrl.cluster.wire.calls import Calls, Listener
+from agentrl.cluster.wire.frames import CANCEL, encode
 from agentrl.cluster.wire.listening import ConnectionListener
 from agentrl.errors import InfraError
 from tests.cluster.roles import Counter
@@ -40,7 +41,22 @@ async def test_a_listener_that_is_closed_ends_the_calls_of_its_connections() -> 
         connection = await asyncio.to_thread(connect, address)
         call = asyncio.create_task(connection.call("forever", timeout=None))
         await asyncio.sleep(0)  # it is sent
-        assert await connection.call("add", 1, timeout=60) == 1
-    assert role.cancelled == 1
+        assert await connection.call("waiting", timeout=60) == 1
+    assert role.waiting == 0
     with pytest.raises(InfraError, match="lost"):
         await call
+
+
+async def test_a_call_that_is_cancelled_before_it_began_is_forgotten() -> None:
+    """Both messages came at once, where the machine was busy, and each such call was kept as long as its connection."""
+    reader, unused = asyncio.StreamReader(), cast(Any, None)
+    reader.feed_data(encode((1, "forever", ())) + encode((1, CANCEL, ())))
+    calls = Calls(Counter(), "here", unused)
+    serving = asyncio.create_task(calls.serve(reader))
+    await asyncio.sleep(0)
+    (call,) = calls._tasks.values()
+    await asyncio.wait((call,))
+    await asyncio.sleep(0)
+    assert not calls._tasks
+    reader.feed_eof()
+    await serving

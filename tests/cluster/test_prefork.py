@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,26 @@ def test_a_container_that_shares_the_machines_network_shares_no_process_that_for
     there = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert there.stdout.strip().startswith("agentrl-prefork-")
     assert there.stdout.strip() != prefork.shared_name()
+
+
+def test_what_another_owner_has_begun_is_joined_once_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two owners that began at once, the slower one had each worker loaded anew."""
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(f"\0{tmp_path.name}")
+        begin, ended = prefork._begin, list[int]()
+
+        def begin_and_wait(where: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+            process = begin(where, environment)
+            ended.append(process.wait())
+            if len(ended) > 1:
+                theirs.listen()
+            return process
+
+        monkeypatch.setattr(prefork, "_begin", begin_and_wait)
+        prefork._begin_process(tmp_path.name, os.environ).close()
+        assert ended == [0, 0]
 
 
 def test_owners_that_share_what_forks_by_a_name_end_with_it_one_by_one(tmp_path: Path) -> None:

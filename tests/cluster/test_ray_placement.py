@@ -21,7 +21,7 @@ from tests.cluster.test_server import until
 
 pytestmark = pytest.mark.slow
 
-LONG = 60.0
+LONG = 240.0
 RESOURCES = Resources(cpus=2)
 
 
@@ -115,8 +115,8 @@ def test_a_run_that_does_not_fit_is_refused_on_its_own_ray_and_waits_with_a_word
     joined = own | {"address": ray_nodes.address}
     config = complete({"env": "calculator", "cluster": joined})
     reserve(cluster, config.cluster, config.learners, {}, tmp_path)
-    (told,) = (record.getMessage() for record in caplog.records)
-    assert re.search(r"999 CPUs in all.*waiting up to 900 s \(cluster\.start_timeout\) for nodes", told)
+    told = r"999 CPUs in all.*waiting up to 900 s \(cluster\.start_timeout\) for nodes"
+    assert sum(bool(re.search(told, said)) for said in caplog.messages) == 1  # Ray may say something beside it
 
 
 def test_places_are_found_once_a_node_joins_that_holds_them(

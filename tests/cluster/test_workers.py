@@ -41,7 +41,7 @@ from agentrl.cluster.ray.cluster import RayCluster
 from tests.cluster.test_contract import COUNTER
 cluster = RayCluster(sys.argv[1])
 worker = cluster.spawn(COUNTER)
-worker.wait_ready(60)
+worker.wait_ready(240)
 print(worker.run("process", timeout=60), worker.run("start_child", timeout=60), flush=True)
 time.sleep(600)
 """
@@ -179,7 +179,7 @@ async def test_another_version_on_a_node_is_noticed_when_a_worker_starts(
 async def test_a_node_that_dies_fails_its_workers_calls_and_not_those_of_others(
     ray_cluster: Cluster, ray_nodes: Any
 ) -> None:
-    near, far = ray_cluster.spawn(COUNTER), ray_nodes.add_node(num_cpus=1, resources={"doomed": 1})
+    near, far = ray_cluster.spawn(COUNTER), add_node(ray_nodes, num_cpus=1, resources={"doomed": 1})
     doomed = ray_cluster.spawn(replace(COUNTER, resources=Resources(custom={"doomed": 1})))
     await asyncio.gather(near.ready(LONG), doomed.ready(LONG))
     process = await doomed.call("process", timeout=LONG)

@@ -116,7 +116,7 @@ def test_the_images_are_built_to_the_point_where_packages_come_from_a_registry()
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=400,
         )
         assert done.returncode == 0, done.stderr
         look = "id -u; touch /runs/file && ls -A /src; cd /src; python3 -c 'import agentrl as a; print(a.__version__)'"

@@ -85,7 +85,9 @@ def test_paths_weigh_what_equal_choices_at_forks_give_them_and_tokens_what_the_p
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from((40, 10_000)))
 def test_a_forked_batch_equals_every_path_as_a_row_that_weighs_what_the_path_does(
     seed: int, budget: int, tiny_llama: Path

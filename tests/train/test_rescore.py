@@ -92,7 +92,9 @@ async def test_it_goes_on_where_it_was_stopped_and_tries_again_what_a_service_fa
         return "nothing" if down[0] and "33" in asked[-1] else "Score: 5"
 
     with serving(says) as server:
-        config = settings(judge={"name": "llm_judge", "url": server.url, **QUICK, "attempts": 1})
+        config = settings(
+            judge={"name": "llm_judge", "url": server.url, **QUICK, "attempts": 1, "request_timeout": 60.0}
+        )
         few = config.model_copy(update={"concurrency": 4})
 
         with monkeypatch.context() as patch:
@@ -114,7 +116,7 @@ async def test_sessions_that_a_service_failed_have_no_score_and_where_it_failed_
 ) -> None:
     run = await recorded(tmp_path / "run")
     with serving(lambda question: "Score: 5" if "two" in part("answer", question) else "?") as server:
-        judge = {"name": "llm_judge", "url": server.url, **QUICK}
+        judge = {"name": "llm_judge", "url": server.url, **QUICK, "request_timeout": 60.0}
         folder, result, changes = await rescore(run, settings(judge=judge), Display())
         assert (result.sessions, result.infra_errors, changes.sessions) == (3, 9, 3)
         with Store(folder / "sessions.db", read_only=True) as store:

@@ -23,6 +23,7 @@ from agentrl.rollout.episodes.groups import TRAIN
 from agentrl.rollout.stream.outcomes import TRAINED
 from agentrl.sessions.store.store import Store
 from agentrl.train.record import ledger
+from agentrl.train.record.files import whole_lines
 from benchmarks.soak import ours
 
 SETTINGS: dict[str, Any] = {
@@ -47,8 +48,10 @@ def exit_code_of(work: Callable[[], object]) -> int | None:
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join(400)
+    ended = not process.is_alive()
     process.kill()
     process.join()
+    assert ended, "it does not end"  # which must not count as killed by signal 9
     return process.exitcode
 
 
@@ -74,7 +77,7 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals, far_enough: Ca
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=400)
 
 
 def copy_before(run: Path, step: int, killed: Path) -> None:
@@ -99,16 +102,17 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
 
 
 def left_after_seconds(run: Path) -> list[str]:
-    """The run's processes that are still there after half a minute; killed ones take a while on a busy machine."""
-    deadline = time.monotonic() + 30
+    """The run's processes that are still there after two minutes; killed ones take a while on a busy machine."""
+    deadline = time.monotonic() + 120
     while (left := ours(run)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return [str(process) for process in left]
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    clocks = ("time/", "throughput/", "resumed/")
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+    """A run's metrics without what depends on the machine; the run may be writing them."""
+    clocks = ("time/", "throughput/", "stream/", "resumed/", "count/infra_retries")
+    lines = whole_lines(run / "metrics.jsonl")
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(clocks)} for line in lines]
 
 
@@ -129,8 +133,8 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
     settings = SETTINGS | {"algo": algo, "engine.process": process, "run_dir": killed}
 
     def far_enough() -> bool:
-        if number is signal.SIGKILL:
-            return (killed / "checkpoints" / "step-000002").is_dir()
+        if number is signal.SIGKILL:  # the second step's checkpoint is removed when there is the third's
+            return any(found.name >= "step-000002" for found in (killed / "checkpoints").glob("step-*"))
         return (killed / "metrics.jsonl").exists() and b"\n" in (killed / "metrics.jsonl").read_bytes()
 
     victim = start(*words(settings | {"checkpoint_every": 1 if number is signal.SIGKILL else 1000}))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cluster.server import ServerProcess
@@ -145,7 +145,6 @@ TREES = st.dictionaries(NAMES, BELOW, max_size=4)
 
 @pytest.mark.slow
 @given(TREES)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 def test_hiding_keeps_everything_else_as_it_is_and_names_what_it_hid(tree: dict[str, Any]) -> None:
     safe = without_secrets(tree)
     assert without_secrets(safe) == safe

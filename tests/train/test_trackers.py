@@ -246,7 +246,7 @@ def write(name: str, folder: Path, killed_after: int = 3, **environment: str) ->
         "from agentrl.train.trackers import TRACKERS, Trackers; from agentrl.train.trackers.base import TrackedRun\n"
         "name, folder, first, last, killed = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])\n"
         "about, said = TrackedRun(folder, 'planted-project', {'algo.lr': 0.5, 'env.name': 'calculator'}), []\n"
-        "trackers = Trackers(about, {name: TRACKERS.find(name)}, said.append)\n"
+        "trackers = Trackers(about, {name: TRACKERS.find(name)}, said.append); trackers.patience = 250.0\n"
         "with open(folder / 'metrics.jsonl', 'a') as file:\n"
         "    for step in range(first, last + 1):\n"
         "        print(json.dumps({'step': step, 'reward/mean': step + 0.7351, 'time/step': 2.0}), file=file)\n"
@@ -263,7 +263,7 @@ def write(name: str, folder: Path, killed_after: int = 3, **environment: str) ->
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=170,
+            timeout=270,
             check=False,
         )
         assert done.returncode == (-signal.SIGKILL if killed else 0), done.stdout + done.stderr
@@ -326,7 +326,6 @@ def test_trackio_has_one_run_with_every_step_once(killed_after: int, tmp_path: P
         env={**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")},
         capture_output=True,
         text=True,
-        timeout=100,
         check=True,
     )
     assert done.stdout.splitlines()[-1] == str([(step, step + 0.7351) for step in range(1, 6)])

@@ -7,6 +7,7 @@ import inspect
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from agentrl.cluster.wire.connection import Address, MessageKind, authenticate, make_error
@@ -36,7 +37,8 @@ class Calls:
                 while True:
                     number, method, arguments = await read(reader)
                     if method != CANCEL:
-                        self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
+                        task = self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
+                        task.add_done_callback(partial(self._forget, number))  # one that never began ends here too
                     elif number in self._tasks:
                         self._tasks[number].cancel()
         finally:
@@ -64,8 +66,9 @@ class Calls:
             raise
         except BaseException as error:  # torch's CheckpointException is no Exception
             self._put(number, MessageKind.FAILED, make_error(error, f"{self._where}: {method}", traceback.format_exc()))
-        finally:
-            del self._tasks[number]
+
+    def _forget(self, number: int, _: asyncio.Task[None]) -> None:
+        del self._tasks[number]
 
     async def _stream(self, number: int, items: AsyncIterator[Any]) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.cluster.server import free_port
 from agentrl.models import tiny
 from tests.conftest import need
 
@@ -29,7 +30,7 @@ class TrainingServer:
 
     def __init__(self, folder: Path, model: Path, *words: str) -> None:
         self.folder, self.process = folder, None
-        own = ("port=0", f"run_dir={folder}", "tenants=[a,b]", "trainer.proof=false")
+        own = (f"port={free_port()}", f"run_dir={folder}", "tenants=[a,b]", "trainer.proof=false")
         self.about = self.start(f"model={model}", *own, *words)
 
     def start(self, *words: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tests.train.backends.megatron.batches import distances, random_forests
 ALGO = AlgoConfig(
     lr=1e-3, kl_coef=0.1, kl_target=0.05, reference_decay=0.5, epochs=2, entropy_coef=0.01, entropy_target=3.0
 )
-TP2 = MegatronConfig(tensor_parallel=2, timeout=120, average_decay=0.5)
+TP2 = MegatronConfig(tensor_parallel=2, timeout=350, average_decay=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_a_rank_that_is_stopped_is_named_long_before_the_deadline(
 
 @pytest.mark.slow
 def test_another_models_checkpoint_is_refused_by_the_name_of_a_weight(folder: Path, tmp_path: Path) -> None:
-    alone = MegatronConfig(timeout=120)
+    alone = MegatronConfig(timeout=350)
     trainer = MegatronTrainer(folder, alone, ALGO)
     trainer.save(tmp_path / "state")
     trainer.close()
@@ -181,7 +181,7 @@ def test_another_models_checkpoint_is_refused_by_the_name_of_a_weight(folder: Pa
 def test_what_a_rank_raises_on_purpose_is_raised_as_what_it_was(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(InvalidInput, match=r"no model\.safetensors"):
-        MegatronTrainer(tmp_path, MegatronConfig(timeout=120), ALGO)
+        MegatronTrainer(tmp_path, MegatronConfig(timeout=350), ALGO)
 
 
 @pytest.mark.parametrize(
