@@ -208,8 +208,7 @@ async def test_recycled_sandboxes_are_emptied_first_and_removed_where_they_can_n
     pool = hasty(backend, total=2, recycle=True)
     first: Any = await pool.acquire(SPEC)
     await pool.release(first)
-    await until(lambda: first.resets == 1, "it is emptied")
-    await asyncio.sleep(0.05)  # and becomes idle
+    await until(lambda: pool.counts["reused"] == 1, "it is emptied, and idle again")
     again: Any = await pool.acquire(SPEC)
     assert again is first
     assert first.resets == 1
