@@ -36,7 +36,7 @@ from tests.envs.scoring.test_answers import session
 SERVICE = f"{Path(__file__).parents[3]}/examples/plugins/reward_service.py:Service"
 FAILS = re.compile(r"fails: (.*)\.")
 NUMBER = re.compile(r"number (\d+)")
-QUICK = {"attempts": 2, "pause": 0.0, "request_timeout": 1.5}
+QUICK = {"attempts": 2, "pause": 0.0}
 
 
 class Asked(Env):
@@ -98,7 +98,7 @@ async def test_two_hundred_failures_of_services_are_infra_errors_and_in_no_basel
         return f"Score: {int(NUMBER.findall(question)[-1]) % 7}"
 
     with serving(says) as server:
-        judge = {"name": "llm_judge", **QUICK}
+        judge = {"name": "llm_judge", **QUICK, "request_timeout": 1.5}
         groups = await collected(
             tasks,
             answer,

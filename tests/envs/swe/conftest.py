@@ -129,7 +129,7 @@ TASK = SweTask(
         "tests/test_visible.py::test_lower",
         "tests/test_visible.py::test_count",
     ),
-    timeout=20,
+    timeout=60,
     solution=as_patch({"slug.py": File(BROKEN.encode())}, {"slug.py": File(FIXED.encode())}).decode(),
 )
 
