@@ -31,7 +31,7 @@ ENDS = {"completed": 40}
 
 def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentrl", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=cwd, check=False)
 
 
 def test_a_package_whose_loading_was_broken_off_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:

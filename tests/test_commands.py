@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,6 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import app
-from agentrl.cluster.server import free_port
 from agentrl.overrides import merge, merge_settings, read_yaml, validate
 from agentrl.rollout.workers.serve_process import ServeConfig
 from agentrl.train.chain.planning import plan_chain
@@ -536,13 +536,16 @@ def test_a_command_runs_as_printed(command: str, how: Run) -> None:
 @contextlib.contextmanager
 def server() -> Iterator[str]:
     """The address of a server that speaks SGLang's protocol."""
-    port = free_port()
-    command = [sys.executable, "-m", "tests.rollout.fleet.token_server", "model", str(port)]
-    with subprocess.Popen(command) as process:
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
+    with socket.socket() as held:  # so that nobody else is given its port before the server has begun
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        command = [sys.executable, "-m", "tests.rollout.fleet.token_server", "model", str(port)]
+        with subprocess.Popen(command) as process:
+            try:
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                process.kill()
 
 
 def served(words: list[str]) -> None:

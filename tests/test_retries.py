@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 
+from agentrl.common import retries
 from agentrl.common.retries import before, doubling, retry
 
 
@@ -28,7 +29,7 @@ async def test_the_pauses_are_those_that_were_given_or_longer_where_the_failure_
             raise Refused
         return "done"
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(retries, "asyncio", SimpleNamespace(sleep=sleep))  # other threads have loops of their own
     assert await retry(attempt, Refused, doubling(1.0, 3), lambda error: next(asked)) == "done"
     assert slept == [1.0, 7.0, 4.0]
 

@@ -158,7 +158,7 @@ async def test_a_session_survives_and_is_stored_whatever_comes_in(
     what = HOSTILE[name]
     if door not in ("result", "info") and not isinstance(what, str):
         what = json.dumps(SURROGATE) + "x" * 100
-    limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
+    limits = RolloutConfig(retries=0)
     rollouts = Rollouts(lambda: Hostile(door, what), Policy(NullRenderer()), limits, seed=5)
     groups = await rollouts.collect([Task(id="t")], EXPERT, phase="test", n=1)
     (session,) = groups[0].sessions
@@ -183,7 +183,7 @@ class Thing:
 async def test_a_session_whose_info_can_not_be_stored_is_the_authors_error_and_is_stored_with_its_text(
     tmp_path: Path,
 ) -> None:
-    limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
+    limits = RolloutConfig(retries=0)
     policy = Policy(NullRenderer())
     with Store(tmp_path / "s.db") as store:
         with Recorder(store) as recorder:

@@ -176,9 +176,9 @@ async def test_native_calls_have_the_same_number_of_searches_and_a_last_turn_wit
 @pytest.mark.slow
 async def test_a_search_in_native_calls_ends_before_its_tool_does_and_so_is_never_the_models_error(data: Path) -> None:
     env = SearchR1(data=data, form="tools", retriever="http://127.0.0.1:9", search_timeout=600)
-    env.tools.timeout = 0.5
+    env.tools.timeout = 2.0
     env.reset(TASK)
-    with pytest.raises(InfraError, match=r"within 0\.45 s"):
+    with pytest.raises(InfraError, match=r"within 1\.8 s"):
         await env.step(env.call("search", query="tags"))
 
 

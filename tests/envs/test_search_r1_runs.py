@@ -82,7 +82,7 @@ async def test_a_plain_client_loop_searches_and_answers_token_for_token(data: Pa
 
 
 def rollouts_of(data: Path, **options: Any) -> Rollouts:
-    limits = RolloutConfig(retries=1, concurrency=8)
+    limits = RolloutConfig(retries=1, concurrency=8, turn_timeout=400)
     make = factory("search_r1", data=str(data), **options)
     return Rollouts(make, Policy(NullRenderer()), limits, 0, environment="search_r1")
 
@@ -96,7 +96,7 @@ async def collect(rollouts: Rollouts, tasks: Sequence[Task]) -> list[Session]:
 async def test_sessions_outlive_a_server_that_is_killed_again_and_again(data: Path) -> None:
     """The run's own server is started again at its address; searches that it was answering are sent again."""
     own = service(data / "bm25")
-    rollouts, tasks = rollouts_of(data, search_timeout=60), SearchR1(data=data).tasks()
+    rollouts, tasks = rollouts_of(data, search_timeout=300), SearchR1(data=data).tasks()
     assert {session.status for session in await collect(rollouts, tasks)} == {Status.COMPLETED}
     before = own.restarts
     collecting = asyncio.create_task(collect(rollouts, tasks))

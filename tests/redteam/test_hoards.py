@@ -40,7 +40,7 @@ async def test_a_session_that_uses_every_resource_takes_none_from_another(
     taker, neighbour = two
     process = await taker.connect(["python3", "-c", PRELUDE + attack.payload])
     try:
-        for _ in range(600):
+        for _ in range(2400):
             if b"\n" in process.output()[0] or not process.running:
                 break
             await asyncio.sleep(0.05)

@@ -35,7 +35,7 @@ class Late(agentrl.Env):
 
     def __init__(self, effect: str = "earn", kind: str = "plain") -> None:
         self.effect, self.kind = effect, kind
-        self.may_go_on, self.gone_on = threading.Event(), threading.Event()
+        self.begun, self.may_go_on, self.gone_on = threading.Event(), threading.Event(), threading.Event()
         self.tools.timeout = PATIENCE
 
     def tasks(self, split: str = "train") -> list[Task]:
@@ -45,6 +45,7 @@ class Late(agentrl.Env):
         return "Begin."
 
     def go_on(self) -> None:
+        self.begun.set()
         self.may_go_on.wait(PATIENCE)
         self.earn(1.0) if self.effect == "earn" else self.end()
         self.gone_on.set()
@@ -67,7 +68,9 @@ class Late(agentrl.Env):
     @agentrl.tool(timeout=0.05)
     async def executor(self) -> str:
         """Goes on in a thread that has no context of its call."""
-        await asyncio.get_running_loop().run_in_executor(None, self.go_on)
+        going_on = asyncio.get_running_loop().run_in_executor(None, self.go_on)
+        self.begun.wait(PATIENCE)  # what is cancelled before it has begun never does
+        await going_on
         return "done"
 
     @agentrl.tool

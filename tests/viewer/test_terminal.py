@@ -229,7 +229,7 @@ def test_the_panel_of_a_run_is_as_wide_as_the_terminal(width: int, runs: Path) -
 def test_workers_that_are_silent_are_named_while_the_run_goes_on(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=1, hostile=False)
     (folder / "logs").mkdir()
-    said = {"name": "environments on 10.0.0.7", "process": 4711, "since": time.time() - 12}
+    said = {"name": "environments on 10.0.0.7", "process": 4711, "since": time.time() - 120}
     (folder / "logs" / "environments-1.silent").write_text(json.dumps(said))
     (folder / "logs" / "rewards-0.silent").write_text("[]")  # is being written
     assert "silent" not in panel(run_at(folder)).detail

@@ -32,8 +32,8 @@ from tests.envs.check.broken_envs import Basket, Till
 from tests.envs.check.hanging_envs import HANGING
 from tests.envs.check.honest_envs import HONEST
 
-SOON = 1.0
-"""Seconds after which a call counts as hanging here."""
+SOON = (1.0, 10.0, 60.0)
+"""Seconds after which a call counts as hanging here; longer where a busy machine is late with one that ends."""
 QUICK: dict[str, Any] = {"tasks": 1, "scored": 6, "seconds": 60.0, "hostile": 1}
 HANGS = """
 import sys, time, agentrl
@@ -132,7 +132,7 @@ def test_what_an_environment_prints_and_options_that_are_no_json_make_no_other_p
 @pytest.mark.parametrize(("env", "words"), HANGING, ids=lambda value: getattr(value, "__name__", ""))
 @pytest.mark.slow
 def test_a_call_that_hangs_or_ends_the_process_is_reported_with_its_line(env: type[Env], words: str):
-    assert re.search(words, said(env, limit=SOON))
+    assert any(re.search(words, said(env, limit=limit)) for limit in SOON)
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_all_processes_that_a_checked_environment_started_are_killed(tmp_path: P
             note.write_text(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
             time.sleep(1000)
 
-    assert "hang: Serving.reset" in said(Serving, limit=SOON)
+    assert any("hang: Serving.reset" in said(Serving, limit=limit) and note.exists() for limit in SOON)
     deadline = time.monotonic() + 30
     while running(int(note.read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -199,9 +199,12 @@ def test_progress_is_reported_while_a_check_runs():
         def reset(self, task: Any, *, seed: int | None = None) -> Any:
             time.sleep(1000)
 
-    events: list[Finding | Measured | Note | CheckProgress | Scores] = []
-    check_env(Waiting, limit=SOON, report=events.append)
-    doing = [event for event in events if isinstance(event, CheckProgress) and "Waiting.reset" in event.doing]
+    for limit in SOON:
+        events: list[Finding | Measured | Note | CheckProgress | Scores] = []
+        check_env(Waiting, limit=limit, report=events.append)
+        doing = [event for event in events if isinstance(event, CheckProgress) and "Waiting.reset" in event.doing]
+        if doing:
+            break
     assert doing
     assert doing[-1].seconds > 0
     assert [event.rule for event in events if isinstance(event, Finding)] == ["hang"]

@@ -36,7 +36,7 @@ from tests.envs.scoring.test_answers import session
 SERVICE = f"{Path(__file__).parents[3]}/examples/plugins/reward_service.py:Service"
 FAILS = re.compile(r"fails: (.*)\.")
 NUMBER = re.compile(r"number (\d+)")
-QUICK = {"attempts": 2, "pause": 0.0, "request_timeout": 1.5}
+QUICK = {"attempts": 2, "pause": 0.0}
 
 
 class Asked(Env):
@@ -98,14 +98,14 @@ async def test_two_hundred_failures_of_services_are_infra_errors_and_in_no_basel
         return f"Score: {int(NUMBER.findall(question)[-1]) % 7}"
 
     with serving(says) as server:
-        judge = {"name": "llm_judge", **QUICK}
+        judge = {"name": "llm_judge", **QUICK, "request_timeout": 1.5}
         groups = await collected(
             tasks,
             answer,
             len(every),
             judge={**judge, "url": server.url, "where": {"by": "judge"}},
             absent={**judge, "url": f"http://127.0.0.1:{closed_port()}/v1", "where": {"by": "nobody"}},
-            service={"name": SERVICE, "url": server.url, "timeout": 1.5, "attempts": 1, "where": {"by": "service"}},
+            service={"name": SERVICE, "url": server.url, "timeout": 15.0, "attempts": 1, "where": {"by": "service"}},
         )
     failed = [each for group in groups for each in group.sessions if each.status is Status.INFRA_ERROR]
     got = Counter(FAILS.findall(each.answer)[0] for each in failed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,7 +130,7 @@ TASK = SweTask(
         "tests/test_visible.py::test_lower",
         "tests/test_visible.py::test_count",
     ),
-    timeout=20,
+    timeout=60,
     solution=as_patch({"slug.py": File(BROKEN.encode())}, {"slug.py": File(FIXED.encode())}).decode(),
 )
 
@@ -145,15 +146,15 @@ def docker() -> Iterator[None]:
     asyncio.run(sandboxes.close_all())
 
 
-def judged(files: Mapping[str, str | File | None], task: SweTask = TASK) -> ScoringResult:
-    """Score changes of files, given as text or as they are."""
+def judged(files: Mapping[str, str | File | None], seconds: float = TASK.timeout) -> ScoringResult:
+    """Score changes of files, given as text or as they are; only their tests get so many seconds, the proof its own."""
     changes = {path: File(file.encode()) if isinstance(file, str) else file for path, file in files.items()}
-    exam = Exam.of(task)
+    exam = replace(Exam.of(TASK), timeout=seconds)
 
     async def run() -> ScoringResult:
         supplier = sandboxes.supplier("docker")
-        await source_of(task).prove(supplier)
-        key = find_stored(task)
+        await source_of(TASK).prove(supplier)
+        key = find_stored(TASK)
         assert key is not None
         return (await supplier.run(SPEC, lambda sandbox: score(exam, key, changes, sandbox)))[0]
 

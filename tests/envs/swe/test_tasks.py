@@ -73,7 +73,7 @@ def refused(program: str, solution: str, tests: str, *names: str) -> str:
         tests={"test_m.py": tests},
         fail_to_pass=tuple(f"test_m.py::{name}" for name in names),
         solution=as_patch(before, after).decode(),
-        timeout=20,
+        timeout=60,
     )
     return "; ".join(examined(task)[1])
 

@@ -29,6 +29,7 @@ from tests.conftest import need
 from tests.tools.sandbox.conftest import SMALL, TINY, Make
 
 pytestmark = pytest.mark.slow
+BEGINS, HAS_BEGUN = "touch begun; sleep 60", "until [ -e begun ]; do sleep 0.01; done"
 
 
 async def fails(sandbox: Sandbox, command: str = "sleep 60", timeout: float = 1.0) -> SandboxError:
@@ -40,8 +41,8 @@ async def fails(sandbox: Sandbox, command: str = "sleep 60", timeout: float = 1.
 
 async def test_a_container_killed_mid_exec_is_our_failure_and_says_what_the_daemon_knows(make: Make) -> None:
     sandbox = await asyncio.to_thread(make, SMALL)
-    running = asyncio.ensure_future(fails(sandbox, timeout=60))
-    await asyncio.sleep(0.2)
+    running = asyncio.ensure_future(fails(sandbox, BEGINS, timeout=60))
+    assert (await sandbox.exec(HAS_BEGUN)).ok
     await on_loop(sandbox.daemon.call(sandbox.daemon.api.kill, sandbox.id))
     assert "container exited, exit code 137" in str(await running)
     assert not await sandbox.healthy()
@@ -134,7 +135,7 @@ class OwnDaemon:
         command = ["unshare", "--net", "dockerd", "-H", self.address, *folders, *networks]
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        for _ in range(300):
+        for _ in range(1200):
             if daemons.available(self.address):
                 return
             time.sleep(0.1)
@@ -177,8 +178,8 @@ async def test_a_daemon_stopped_and_restarted_costs_its_sandboxes_and_nothing_mo
     spec = TINY.model_copy(update={"daemon": own.address})
     sandbox = await create_docker(spec)
     assert (await sandbox.exec("echo before")).stdout == b"before\n"
-    running = asyncio.ensure_future(fails(sandbox, timeout=60))
-    await asyncio.sleep(0.2)
+    running = asyncio.ensure_future(fails(sandbox, BEGINS, timeout=60))
+    assert (await sandbox.exec(HAS_BEGUN)).ok
     await asyncio.to_thread(own.stop)
     await running
     with pytest.raises(DaemonError):

@@ -207,7 +207,7 @@ async def test_forty_lives_with_faults_leave_no_container_volume_thread_or_descr
         ends += await asyncio.gather(*(life(number) for number in range(start, start + 8)))
     assert ends.count("died") == 4
     assert ends.count("lived") == 36
-    for _ in range(100):
+    for _ in range(1200):  # a busy machine ends threads late
         if all(now <= then for now, then in zip(held(), before, strict=True)):
             return
         await asyncio.sleep(0.05)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.common import retries
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox.base import DaemonError, SandboxDied
 from agentrl.tools.sandbox.pool import SandboxPool
@@ -161,16 +163,15 @@ async def test_a_daemon_that_is_restarted_costs_a_wait_and_no_failure(
     """A restart of the daemon was seen to take 10.6 s; the shortest wait that chance may draw must be longer."""
     pool = SandboxPool(backend.create)
     backend.failures = [DaemonError("not there")]
-    clock, sleep = 0.0, asyncio.sleep
+    clock = 0.0
 
     async def passes(seconds: float) -> None:
         nonlocal clock
         clock += seconds
-        if clock < 10.6 and seconds:
+        if clock < 10.6:
             backend.failures = [DaemonError("not there")]
-        await sleep(0)
 
-    monkeypatch.setattr(asyncio, "sleep", passes)
+    monkeypatch.setattr(retries, "asyncio", SimpleNamespace(sleep=passes))  # the loop has other work, which sleeps
     monkeypatch.setattr("random.uniform", lambda low, high: low)
     await pool.acquire(SPEC)
     assert clock >= 10.6
@@ -208,8 +209,7 @@ async def test_recycled_sandboxes_are_emptied_first_and_removed_where_they_can_n
     pool = hasty(backend, total=2, recycle=True)
     first: Any = await pool.acquire(SPEC)
     await pool.release(first)
-    await until(lambda: first.resets == 1, "it is emptied")
-    await asyncio.sleep(0.05)  # and becomes idle
+    await until(lambda: pool.counts["reused"] == 1, "it is emptied, and idle again")
     again: Any = await pool.acquire(SPEC)
     assert again is first
     assert first.resets == 1

@@ -50,7 +50,7 @@ async def served(**settings: Any) -> AsyncIterator[str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - what another process does
             await asyncio.sleep(0.01)
 
@@ -75,7 +75,7 @@ def lives(number: int) -> bool:
 
 
 async def numbers(url: str) -> dict[str, float]:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         page = (await http.get(f"{url}/metrics", headers={"authorization": f"Bearer {KEY}"})).text
     lines = [line.split() for line in page.splitlines() if not line.startswith("#")]
     return {name.partition("{")[0].removeprefix("agentrl_sandboxes_"): float(value) for name, value in lines}
@@ -126,7 +126,7 @@ async def test_who_has_no_key_or_names_another_host_is_refused(monkeypatch: pyte
         with pytest.raises(ConfigError, match="refuses the key") as refused:
             await create_remote(SPEC)
         assert KEY not in str(refused.value)
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             assert (await http.post(f"{url}/sandboxes/1/create", content=b"x" * 1000)).status_code == 401
             named = {"host": "sandboxes.example", "authorization": f"Bearer {KEY}"}
             assert (await http.post(f"{url}/alive", headers=named)).status_code == 421
@@ -174,7 +174,7 @@ async def test_more_sandboxes_than_there_are_places_are_refused_until_one_is_giv
 
 async def opened_in_time() -> Sandbox:
     """A sandbox, once a place that was given back is free."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             try:
                 return await create_remote(SPEC)

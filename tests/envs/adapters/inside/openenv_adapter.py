@@ -115,10 +115,15 @@ async def test_an_action_of_one_text_is_the_turn_and_a_full_server_is_waited_for
     sessions = await asyncio.gather(*(play(make(), task, policy) for task in tasks))
     assert [session.score for session in sessions] == [1.0] * 3
     assert all("Error: invalid literal for int" in session.nodes[2].message.text for session in sessions)
-    held, waiting = make(), agentrl.make(f"openenv:{url}", form="text", timeout=1.0)
+    held, told = make(), ""
     await calls.reset(held, tasks[0])
-    with pytest.raises(InfraError, match=r"as many as it takes: set rollout\.concurrency"):
-        await calls.reset(waiting, tasks[0])
+    for seconds in (1.0, 20.0):  # a busy machine is late to refuse
+        with pytest.raises(InfraError) as refused:
+            await calls.reset(agentrl.make(f"openenv:{url}", form="text", timeout=seconds), tasks[0])
+        told = str(refused.value)
+        if "as many as it takes" in told:
+            break
+    assert "as many as it takes: set rollout.concurrency" in told
     await calls.close(held)
     with pytest.raises(ConfigError, match="an action of one text"):
         agentrl.make(f"openenv:{serve('tools', 1)[0]}", form="text")

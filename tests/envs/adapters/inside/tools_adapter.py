@@ -104,15 +104,15 @@ async def answer(env: agentrl.Env, name: str, **arguments: Any) -> str:
 async def test_each_episode_has_a_server_of_its_own_and_leaves_no_process() -> None:
     before = children()
     async with with_tools(Counting, {"c": STDIO}) as make:
-        assert await remaining(before) == before, "the server that listed the tools has ended"
+        assert await remaining(before) <= before, "the server that listed the tools has ended"
         task = next(calls.tasks(make()))
         sessions = await asyncio.gather(*(play(make(), task, counts, seed=n) for n in range(2)))
         assert [session.score for session in sessions] == [1.0] * 2
-        assert await remaining(before) == before
+        assert await remaining(before) <= before
         silent = make()
         await calls.reset(silent, task)
         await calls.close(silent)
-        assert await remaining(before) == before, "without a call no server is started"
+        assert await remaining(before) <= before, "without a call no server is started"
 
 
 async def test_fifty_episodes_share_one_server_that_has_no_state_to_keep_apart() -> None:
@@ -122,7 +122,7 @@ async def test_fifty_episodes_share_one_server_that_has_no_state_to_keep_apart()
         last = await answer(make(), "c__add", number=0)
     assert {session.status for session in sessions} == {Status.COMPLETED}
     assert last == "the count is 300"
-    assert await remaining(before) == before
+    assert await remaining(before) <= before
 
 
 async def test_fifty_episodes_over_http_beside_another_server_of_the_same_tools(url: str) -> None:
@@ -231,4 +231,4 @@ async def test_a_call_after_the_episodes_end_starts_no_server() -> None:
         await calls.close(env)
         with pytest.raises(InfraError, match="was called after its episode's end"):
             await answer(env, "c__add", number=1)
-        assert await remaining(before) == before
+        assert await remaining(before) <= before

@@ -189,7 +189,8 @@ async def test_no_command_comes_down_to_the_runners_score(attack: Attack) -> Non
 
 
 async def test_commands_write_and_see_each_other_as_without_closed_scores(attack: Attack, jail: DockerSandbox) -> None:
-    server = await jail.start("exec sleep 60 9>/work/log")
+    server = await jail.start("exec sleep 600 9>/work/log")
+    assert (await jail.exec("until [ -e /work/log ]; do sleep 0.01; done")).ok
     result = await attack("""
 open("/dev/stdout", "w").write("output\\n")
 open("/dev/null", "w").write("x"); open("/dev/shm/a", "w").write("x")
@@ -204,7 +205,7 @@ def logs(pid):
 print(any(logs(pid) for pid in os.listdir("/proc") if pid.isdigit()))
 """)
     await server.signal(9)
-    await server.wait(5)
+    await server.wait(60)
     assert result.stdout == b"output\nax 1\nTrue\n", result.stderr
 
 
@@ -215,7 +216,10 @@ async def test_memory_of_processes_that_are_smaller_than_the_runner_ends_only_th
     await asyncio.to_thread(subprocess.run, compile_, cwd=tmp_path, check=True)
     sandbox = await asyncio.to_thread(make, SMALL)
     await sandbox.write("hoarder", (tmp_path / "hoarder").read_bytes(), mode=0o755)
-    result = await sandbox.exec("./hoarder", timeout=5)
+    for seconds in (5, 60):  # a busy machine takes longer to fill the memory
+        result = await sandbox.exec("./hoarder", timeout=seconds)
+        if result.out_of_memory:
+            break
     assert result.out_of_memory, result
     assert (await sandbox.exec("echo lives")).stdout == b"lives\n"
 
