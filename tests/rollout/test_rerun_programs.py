@@ -24,7 +24,7 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store.recorder import Recorder
 from agentrl.sessions.store.store import Store
 from agentrl.types import Engine, Group, PauseMode, Session, Status, Task
-from tests.rollout.engines.conftest import engine, folder, model
+from tests.rollout.engines.conftest import engine, folder, model, pause_amid_turns
 
 __all__ = ["engine", "folder", "model"]
 AGENT = """
@@ -84,9 +84,7 @@ class Played:
         async with self.rollouts(engine, "recorded") as (rollouts, program):
             playing = asyncio.create_task(rollouts.generate(group, program, 3, phase=TRAIN))
             async with asyncio.timeout(200):
-                while (await engine.health()).running < 3:  # noqa: ASYNC110 - what is waited for has no event
-                    await asyncio.sleep(0.002)
-            await engine.pause(PauseMode.RETRACT)
+                await pause_amid_turns(engine, PauseMode.RETRACT, 3)
             await engine.publish(self.weights(), 1)
             await engine.resume()
             await playing

@@ -230,19 +230,27 @@ async def test_oversampling_begins_more_groups_and_leaves_behind_those_that_are_
 async def test_a_groups_deadline_ends_its_sessions_and_those_that_had_not_begun_have_no_reward() -> None:
     groups = stream(steps=1, per_step=1)
     limits = RolloutConfig(tool_timeout=0.01, turn_timeout=0.02, timeout=3600)
-    limits = limits.model_copy(update={"turn_timeout": 3600, "group_deadline": 0.5, "concurrency": 1})
-    groups.rollouts = Rollouts(World, Policy(NullRenderer()), limits, seed=5)
+    limits = limits.model_copy(update={"turn_timeout": 3600, "group_deadline": 1.0, "concurrency": 1})
+    seen = list[tuple[str, dict[str, float]]]()
+
+    class Looking(World):
+        """Looks at the stream from the session that is at work, once the other one waits."""
+
+        async def step(self, message: Message) -> StepResult:
+            while not groups.metrics()["stream/sessions_waiting"]:  # noqa: ASYNC110 - no event of its wait
+                await asyncio.sleep(0)
+            seen.append((str(groups), groups.metrics()))
+            return await super().step(message)
+
+    groups.rollouts = Rollouts(Looking, Policy(NullRenderer()), limits, seed=5)
     async with groups:
         World.slow = groups.tasks.take(0, 1)[0].id
-        work = asyncio.create_task(groups.take(1))
-        while not str(groups):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert str(groups).startswith("1 at work, 1 waiting, oldest ")
-        metrics = groups.metrics()
-        assert (metrics["stream/sessions"], metrics["stream/sessions_waiting"]) == (1.0, 1.0)
-        (group,) = await work
+        (group,) = await groups.take(1)
+    ((said, metrics),) = seen
+    assert said.startswith("1 at work, 1 waiting, oldest ")
+    assert (metrics["stream/sessions"], metrics["stream/sessions_waiting"]) == (1.0, 1.0)
     assert sorted(session.status.value for session in group.sessions) == ["aborted", "truncated"]
-    assert {session.error for session in group.sessions} == {"the group took longer than rollout.group_deadline=0.5 s"}
+    assert {session.error for session in group.sessions} == {"the group took longer than rollout.group_deadline=1 s"}
     assert rollout_metrics([group])["count/group_deadline"] == 2
     with pytest.raises(ValueError, match="group_deadline=60 must exceed turn_timeout=120"):
         RolloutConfig(group_deadline=60)

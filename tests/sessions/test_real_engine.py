@@ -83,7 +83,7 @@ async def play(engine: Recording, renderer: Any, number: int) -> Session:
         said = " ".join(dice.choices(WORDS, k=4))
         conversation.add([Message(role=role, content=said)] * dice.choice([1, 1, 2]))  # type: ignore[arg-type]
         sampling = Sampling(temperature=dice.choice([1.0, 0.7]), max_new_tokens=60, seed=dice.getrandbits(40))
-        await conversation.generate(sampling, time.monotonic() + 60)
+        await conversation.generate(sampling, time.monotonic() + 300)
     return session
 
 
@@ -103,17 +103,15 @@ async def test_new_weights_in_the_middle_of_a_turn_split_it_into_versions_of_one
     from agentrl.config import EngineConfig
     from agentrl.rollout.engines.local.engine import LocalEngine
     from agentrl.sessions.renderers import get_renderer
+    from tests.rollout.engines.conftest import pause_amid_turns
 
     engine = LocalEngine(folder, EngineConfig())
     try:
         conversation = Conversation(Session("s", Task(id="t")), TurnGenerator(get_renderer(folder), engine))
         conversation.add("tell me")
-        sampling = Sampling(max_new_tokens=1500, logit_bias=((engine_end(folder), -100.0),), seed=3)
-        asking = asyncio.create_task(conversation.generate(sampling, time.monotonic() + 60))
-        while (await engine.health()).running == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(0.1)
-        await engine.pause(PauseMode.ABORT)
+        sampling = Sampling(max_new_tokens=300, logit_bias=((engine_end(folder), -100.0),), seed=3)
+        asking = asyncio.create_task(conversation.generate(sampling, time.monotonic() + 300))
+        await pause_amid_turns(engine, PauseMode.ABORT)
         await engine.publish(weights(folder), 7)
         await engine.resume()
         node = await asking

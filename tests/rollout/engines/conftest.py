@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from agentrl.config import EngineConfig
 from agentrl.errors import AgentRLError
 from agentrl.models import tiny
 from agentrl.rollout.engines.local.engine import LocalEngine
+from agentrl.types import PauseMode
 from tests.conftest import need
 
 TEXTS = [
@@ -72,6 +76,38 @@ async def engine(folder: Path) -> AsyncIterator[LocalEngine]:
     made = LocalEngine(folder, EngineConfig(max_batch=8, device="cpu"))
     yield made
     await made.close()
+
+
+@contextlib.asynccontextmanager
+async def amid_turns(engine: LocalEngine, count: int = 1) -> AsyncIterator[None]:
+    """The block runs while so many turns have tokens and none goes on, which are begun after this is entered.
+
+    A turn of hundreds of tokens takes 0.1 s: on a busy machine it was over before a test saw that it ran.
+    """
+    loop, reached, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    step = engine.runner.step
+
+    def held(*given: Any) -> Any:
+        if sum(bool(request.logprobs) for request in engine._scheduler.generating) >= count:
+            loop.call_soon_threadsafe(reached.set)
+            go_on.wait()
+        return step(*given)
+
+    engine.runner.step = held  # type: ignore[method-assign]
+    try:
+        await reached.wait()
+        yield
+    finally:
+        engine.runner.step = step  # type: ignore[method-assign]
+        go_on.set()
+
+
+async def pause_amid_turns(engine: LocalEngine, mode: PauseMode, count: int = 1) -> None:
+    """Pause an engine while so many turns, which are begun after this is called, have tokens and are not over."""
+    async with amid_turns(engine, count):
+        pausing = asyncio.create_task(engine.pause(mode))
+        await asyncio.sleep(0)  # now it waits for the end of a step
+    await pausing
 
 
 def reference(model: Any) -> Callable[[Sequence[int], float], list[float]]:

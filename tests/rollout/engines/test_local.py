@@ -18,12 +18,7 @@ from agentrl.rollout.engines import ENGINES, make_engine
 from agentrl.rollout.engines.local import engine as local
 from agentrl.rollout.engines.local.engine import LocalEngine
 from agentrl.types import Chunk, Engine, FinishReason, PauseMode, Sampling, collect
-
-
-async def started(engine: LocalEngine) -> None:
-    """Until a request runs: there is no event for that, since nobody but a test waits for it."""
-    while (await engine.health()).running == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+from tests.rollout.engines.conftest import amid_turns, pause_amid_turns
 
 
 async def test_samples_of_one_prompt_compute_it_once(engine: LocalEngine) -> None:
@@ -52,7 +47,7 @@ async def test_long_requests_get_longer_rows_and_are_not_starved(folder: Path, m
     short = [engine.generate(f"s{i}/0", [i + 1] * 20, Sampling(max_new_tokens=20, seed=i)) for i in range(12)]
     long = [engine.generate(f"l{i}/0", [i + 1] * 400, Sampling(max_new_tokens=20, seed=i)) for i in range(2)]
     mixed = [*short[:6], long[0], *short[6:], long[1]]
-    turns = await asyncio.wait_for(asyncio.gather(*map(collect, mixed)), 60)
+    turns = await asyncio.wait_for(asyncio.gather(*map(collect, mixed)), 300)
     assert all(len(turn.token_ids) == 20 for turn in turns)
     again = await collect(engine.generate("a/0", [1] * 400, Sampling(max_new_tokens=20, seed=0)))
     assert (again.token_ids, again.logprobs) == (turns[6].token_ids, turns[6].logprobs)
@@ -76,8 +71,7 @@ async def test_a_turn_frozen_over_a_publication_continues_exactly_under_the_new_
     """In-place updates leave other engines with mixed caches; this one computes the path anew."""
     prompt, sampling = list(range(3, 40)), Sampling(max_new_tokens=300, seed=2)
     task = asyncio.create_task(collect(engine.generate("s/0", prompt, sampling)))
-    await started(engine)
-    await engine.pause(PauseMode.IN_PLACE)
+    await pause_amid_turns(engine, PauseMode.IN_PLACE)
     weights = {name: tensor * 1.1 for name, tensor in model.state_dict().items()}
     await engine.publish(weights.items(), 7)
     assert not task.done()
@@ -94,9 +88,8 @@ async def test_a_turn_frozen_over_a_publication_continues_exactly_under_the_new_
 @pytest.mark.slow
 async def test_scoring_goes_on_while_generation_is_frozen(engine: LocalEngine) -> None:
     task = asyncio.create_task(collect(engine.generate("s/0", [1, 2, 3], Sampling(max_new_tokens=400, seed=2))))
-    await started(engine)
-    await engine.pause(PauseMode.IN_PLACE)
-    assert len(await asyncio.wait_for(engine.score(list(range(50))), 30)) == 50
+    await pause_amid_turns(engine, PauseMode.IN_PLACE)
+    assert len(await asyncio.wait_for(engine.score(list(range(50))), 300)) == 50
     assert not task.done()
     await engine.resume()
     assert len((await task).token_ids) == 400
@@ -154,7 +147,7 @@ async def test_a_crash_of_the_worker_reaches_everybody_who_waits(folder: Path) -
 
     engine.runner.step = explode  # type: ignore[method-assign]
     asked = [collect(engine.generate(f"s{i}/0", [1, 2], Sampling())) for i in range(5)]
-    for outcome in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30):
+    for outcome in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 300):
         assert isinstance(outcome, EngineError)
         assert "roof" in str(outcome)
     assert not (await engine.health()).ok
@@ -181,11 +174,11 @@ async def test_a_deadline_ends_a_request_that_waits_for_a_resume(engine: LocalEn
 @pytest.mark.slow
 async def test_a_pause_and_a_call_that_are_cancelled_leave_the_engine_at_work(engine: LocalEngine) -> None:
     under_way = asyncio.create_task(collect(engine.generate("s/0", [1], Sampling(max_new_tokens=200))))
-    await started(engine)
-    waiting = [asyncio.create_task(engine.pause(PauseMode.DRAIN)), asyncio.create_task(engine.checksum())]
-    await asyncio.sleep(0)
-    for task in waiting:
-        task.cancel()
+    async with amid_turns(engine):
+        waiting = [asyncio.create_task(engine.pause(PauseMode.DRAIN)), asyncio.create_task(engine.checksum())]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
     assert len((await under_way).token_ids) == 200
     await engine.resume()
     assert (await collect(engine.generate("s/1", [1], Sampling(max_new_tokens=1)))).finish_reason is FinishReason.LENGTH

@@ -31,7 +31,7 @@ class Served:
     store: Store
 
     async def open(self, **body: Any) -> dict[str, str]:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             answer = await client.post(f"{self.url}/sessions", json=body)
         assert answer.status_code == 201, answer.text
         return answer.json()

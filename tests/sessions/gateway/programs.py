@@ -128,7 +128,7 @@ class Programs:
             *map(str, command), env=env, cwd=self.home, stdin=none, stdout=pipe, stderr=both
         )
         try:
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(500):
                 out, _ = await process.communicate()
         finally:
             if process.returncode is None:

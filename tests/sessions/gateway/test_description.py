@@ -37,7 +37,7 @@ def served(folder: Path) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(90)
         yield urls[0]
     finally:
         done.set()
@@ -47,7 +47,7 @@ def served(folder: Path) -> Iterator[str]:
 @pytest.mark.slow
 def test_every_address_is_described_with_its_answers(tmp_path: Path) -> None:
     with served(tmp_path) as url:
-        description = httpx.get(f"{url}/openapi.json").json()
+        description = httpx.get(f"{url}/openapi.json", timeout=90).json()
     spoken = {path.rpartition("/v1/")[2] for path in description["paths"] if "/v1/" in path}
     assert spoken >= {"chat/completions", "responses", "completions", "messages", "models", "messages/count_tokens"}
     for path, methods in description["paths"].items():
@@ -67,8 +67,8 @@ def test_a_fuzzer_finds_no_answer_that_is_not_described(tmp_path: Path) -> None:
     from hypothesis import HealthCheck, settings
 
     with served(tmp_path) as url:
-        access = httpx.post(f"{url}/sessions", json={}).json()
-        description = httpx.get(f"{url}/openapi.json").json()
+        access = httpx.post(f"{url}/sessions", json={}, timeout=90).json()
+        description = httpx.get(f"{url}/openapi.json", timeout=90).json()
         del description["paths"]["/sessions/{session_id}/close"]  # it would end the fun
         for methods in description["paths"].values():
             for operation in methods.values():

@@ -66,7 +66,7 @@ CLAUDE_IGNORED = {
 
 
 async def post(url: str, key: str, body: dict[str, Any], **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return await http.post(url, json=body, headers={"authorization": f"Bearer {key}", **headers})
 
 
@@ -271,7 +271,7 @@ async def test_no_field_that_changes_the_text_anywhere_is_passed_over(serve: Ser
     known = kind.PARAMETERS.known | kind.PARAMETERS.servers | {"model", "stream"}
     async with serve() as served:
         access = await served.open()
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {access['api_key']}"}) as http:
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {access['api_key']}"}, timeout=60) as http:
             for name in sorted(CHANGE_TEXT - known):
                 reply = await http.post(f"{access['base_url']}/{path}", json={**SPOKEN[path], name: 1})
                 assert (reply.status_code, f"'{name}'" in reply.text) == (400, True), name
@@ -314,7 +314,7 @@ async def test_clients_with_another_notion_of_a_base_url_find_the_session(serve:
         for name in ("planner", "worker"):  # LangChain's client leaves the model to the address
             reply = await post(f"{own}/openai/deployments/{name}/chat/completions?api-version=1", key, {"messages": HI})
             assert reply.json()["model"] == name
-        async with httpx.AsyncClient(headers={"x-api-key": key}) as http:
+        async with httpx.AsyncClient(headers={"x-api-key": key}, timeout=60) as http:
             for address in (f"{url}/models", f"{url}/models/m", f"{own}/v1beta/models", f"{served.url}/health"):
                 head, got = await http.head(address), await http.get(address)
                 assert (head.status_code, head.content) == (200, b"")
@@ -354,7 +354,7 @@ async def test_an_address_that_does_not_exist_answers_in_the_protocols_own_shape
             reply = await post(url + path, key, {}, **headers)
             assert (reply.status_code, reply.json()["type"]) == (404, "error")
             assert reply.json()["error"]["type"] == "not_found_error"
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             wrong = await http.get(f"{url}/chat/completions")
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
         assert wrong.headers["allow"] == "POST"

@@ -45,7 +45,7 @@ def asked(limits: Limits | None = None, **fields: Any) -> tuple[TurnRequest, lis
 
 async def sent(access: dict[str, str], body: Any, method: str = "generateContent", **headers: str) -> httpx.Response:
     key = headers or {"x-goog-api-key": access["api_key"]}
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return await http.post(f"{access['google_base_url']}/v1beta/models/m:{method}", json=body, headers=key)
 
 
@@ -144,7 +144,7 @@ async def test_errors_are_in_googles_form_with_a_status_that_its_clients_know(se
             error = reply.json()["error"]
             assert (reply.status_code, error["status"]) == status
             assert error["code"] == reply.status_code
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             listed = await http.get(f"{access['google_base_url']}/v1beta/models?key={access['api_key']}")
         assert listed.json()["models"][0]["name"] == "models/agentrl"
 

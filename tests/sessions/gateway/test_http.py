@@ -159,7 +159,7 @@ async def test_our_own_failures_are_never_called_overload(serve: Serve, failure:
     async with serve(ScriptedEngine(fail=failure)) as served:
         access = await served.open()
         body: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": HI, "stream": stream}
-        async with httpx.AsyncClient(headers={"x-api-key": access["api_key"]}) as http:
+        async with httpx.AsyncClient(headers={"x-api-key": access["api_key"]}, timeout=60) as http:
             reply = await http.post(f"{access['base_url']}/messages", json=body)
         assert reply.status_code == (503 if isinstance(failure, EngineError) else 500)
         assert reply.json()["error"]["type"] == "api_error"
@@ -217,7 +217,7 @@ async def test_a_stream_that_breaks_ends_in_an_error_that_each_package_raises(se
         ):
             with pytest.raises((openai.APIError, anthropic.APIError), match="gone"):
                 [event async for event in stream]
-        async with httpx.AsyncClient() as plain:
+        async with httpx.AsyncClient(timeout=60) as plain:
             headers = {"authorization": f"Bearer {access['api_key']}"}
             body = {"model": "m", "input": "hi", "stream": True}
             reply = await plain.post(f"{access['base_url']}/responses", json=body, headers=headers)

@@ -99,7 +99,7 @@ def asked(protocol: str, image: str, times: int = 1) -> tuple[str, dict[str, Any
 async def ask(served: Any, opened: dict[str, str], protocol: str, image: str, times: int = 1) -> httpx.Response:
     path, body = asked(protocol, image, times)
     headers = {"authorization": f"Bearer {opened['api_key']}"}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         return await client.post(f"{opened['base_url']}/{path}", json=body, headers=headers)
 
 
@@ -211,7 +211,7 @@ async def test_a_tool_may_answer_with_an_image_and_a_system_prompt_may_not(serve
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [block]}]},
         ]
         body = {"model": "m", "max_tokens": 9, "messages": messages}
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             answer = await client.post(f"{opened['base_url']}/messages", json=body, headers=headers)
             assert answer.status_code == 200, answer.text
             shown = [node.message for node in served.session(opened["id"]).nodes if node.message.images]

@@ -23,6 +23,7 @@ from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.inside import exchange, turn_request
 from tests.sessions.gateway.test_drift import put_together
+from tests.sessions.gateway.test_sessions import until
 
 SESSIONS, TURNS = 200, 2
 
@@ -30,9 +31,9 @@ SESSIONS, TURNS = 200, 2
 @pytest.mark.slow
 async def test_two_hundred_sessions_stream_side_by_side_without_an_error(serve: Serve) -> None:
     words = "some words that take their time "
-    async with serve(ScriptedEngine(in_turn(assistant(words)), latency=0.06)) as served:
+    async with serve(ScriptedEngine(in_turn(assistant(words)), held=asyncio.Event())) as served:
         limits = httpx.Limits(max_connections=SESSIONS)
-        async with httpx.AsyncClient(timeout=120, limits=limits) as http:
+        async with httpx.AsyncClient(timeout=300, limits=limits) as http:
 
             async def converse(number: int) -> str:
                 access = (await http.post(f"{served.url}/sessions", json={"seed": number})).json()
@@ -50,15 +51,16 @@ async def test_two_hundred_sessions_stream_side_by_side_without_an_error(serve: 
                     messages += [message, {"role": "user", "content": "more"}]
                 return access["id"]
 
-            ids = await asyncio.gather(*(converse(number) for number in range(SESSIONS)))
-        assert served.engine.most_running > SESSIONS // 2
+            async def release() -> None:
+                await until(lambda: served.engine.running == SESSIONS, 120)
+                served.engine.held.set()
+
+            *ids, _ = await asyncio.gather(*(converse(number) for number in range(SESSIONS)), release())
         for id_ in ids:
             session = served.session(id_)
             assert len(session.nodes) == 2 * TURNS
             assert session.counters == {"gateway/clean": TURNS - 1}
-        async with asyncio.timeout(60):  # a response is let go of only after its last byte was read here
-            while served.gateway.in_flight:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: not served.gateway.in_flight)  # a response is let go of after its last byte was read here
 
 
 class SmallCache(Store):

@@ -320,7 +320,7 @@ async def test_each_family_lists_the_model_in_its_own_shape(serve: Serve) -> Non
     async with serve(model="tiny") as served:
         access = await served.open()
         headers = {"x-goog-api-key": access["api_key"], "x-goog-api-client": "google-genai-sdk/3.6.1"}
-        async with httpx.AsyncClient(headers=headers) as http:
+        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
             for version in ("v1", "v1beta"):
                 models = f"{access['google_base_url']}/{version}/models"
                 listed = (await http.get(models)).json()["models"]

@@ -247,7 +247,7 @@ async def test_what_fails_in_the_background_is_told_at_once_or_when_it_is_fetche
         with pytest.raises(openai.BadRequestError, match="no room for a turn"):
             await responses.create(model="m", input="hi " * 200, background=True)
         first = await responses.create(model="m", input="hi", background=True)
-        async with httpx.AsyncClient(headers={"x-api-key": access["api_key"]}) as http:
+        async with httpx.AsyncClient(headers={"x-api-key": access["api_key"]}, timeout=60) as http:
             await http.post(f"{access['anthropic_base_url']}/close", json={})
         await asyncio.gather(*served.gateway.jobs)
         failed = served.gateway.entries[access["id"]].state.replies.get(first.id)

@@ -37,7 +37,9 @@ async def test_samples_requested_one_by_one_are_independent(serve: Serve) -> Non
         chat = client(access).chat.completions
         replies = [await chat.create(model="m", messages=HI) for _ in range(3)]
         assert texts(replies) == ["a", "b", "c"]
-        async with httpx.AsyncClient() as plain:  # without any header of an SDK, each time on a connection of its own
+        async with httpx.AsyncClient(
+            timeout=60
+        ) as plain:  # without any header of an SDK, each time on a connection of its own
             for letter in "de":
                 answer = await plain.post(
                     f"{access['base_url']}/chat/completions",

@@ -33,13 +33,13 @@ ASK = {"model": "m", "messages": HI}
 
 async def post(served: Served, access: dict[str, str], path: str, key: str | None = None, **body: Any) -> Any:
     headers = {"authorization": f"Bearer {key or access['api_key']}"}
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return await http.post(f"{served.url}/sessions/{access['id']}/{path}", json=body, headers=headers)
 
 
 async def get(served: Served, access: dict[str, str], key: str | None = None) -> Any:
     headers = {"x-api-key": key or access["api_key"]}
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return await http.get(f"{served.url}/sessions/{access['id']}", headers=headers)
 
 
@@ -96,7 +96,7 @@ async def test_a_session_shows_its_tree_but_not_its_keys_hash(serve: Serve) -> N
 
 
 async def test_a_gateway_with_a_key_of_its_own_opens_sessions_for_its_holder_only(serve: Serve) -> None:
-    async with serve(admin_key="sk-admin") as served, httpx.AsyncClient() as http:
+    async with serve(admin_key="sk-admin") as served, httpx.AsyncClient(timeout=60) as http:
         assert (await http.post(f"{served.url}/sessions")).status_code == 401
         headers = {"authorization": "Bearer sk-admin"}
         assert (await http.post(f"{served.url}/sessions", headers=headers)).status_code == 201
@@ -117,7 +117,7 @@ async def test_an_oversized_body_is_refused_announced_or_not(serve: Serve) -> No
                 yield b"x" * 100
 
         headers = {"authorization": f"Bearer {access['api_key']}"}
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             url = f"{access['base_url']}/chat/completions"
             assert (await http.post(url, content=pieces(), headers=headers)).status_code == 413
 
@@ -125,17 +125,18 @@ async def test_an_oversized_body_is_refused_announced_or_not(serve: Serve) -> No
 @pytest.mark.slow
 async def test_a_body_that_never_comes_and_one_that_is_no_json_are_refused(serve: Serve) -> None:
     async with serve(limits=Limits(body_timeout=0.2)) as served:
-        access = await served.open()
-        path = f"/sessions/{access['id']}/v1/chat/completions"
+        own = await served.gateway.open(Session("s", Task(id="t")))  # by no request, whose body might be late as well
+        path = f"/sessions/{own.id}/v1/chat/completions"
         reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {access['api_key']}\r\ncontent-length: 9\r\n\r\n"
-        )
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {own.api_key}\r\ncontent-length: 9\r\n\r\n"
         writer.write(head.encode())
         assert b" 408 " in await asyncio.wait_for(reader.readline(), 60)
         writer.close()
+    async with serve() as served:
+        access = await served.open()
+        path = f"/sessions/{access['id']}/v1/chat/completions"
         headers = {"authorization": f"Bearer {access['api_key']}"}
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             for content in (b"{", b"[1]", b'"x"', b"\xff", b"[" * 100_000):
                 answer = await http.post(f"{served.url}{path}", content=content, headers=headers)
                 assert answer.status_code == 400, content[:9]
@@ -214,7 +215,7 @@ async def test_a_slow_reader_is_hung_up_on_and_nothing_is_stored(serve: Serve) -
         )
         await loop.sock_sendall(raw, head.encode() + body)
         session = served.session(access["id"])
-        await until(lambda: "gateway/slow_readers" in session.counters)
+        await until(lambda: "gateway/slow_readers" in session.counters, 300)
         raw.close()
         assert session.counters == {"gateway/slow_readers": 1}
         assert session.nodes == []
@@ -501,21 +502,26 @@ async def test_a_gateway_whose_engines_are_gone_says_so_and_ends(
     from agentrl.sessions.gateway.http import server
     from agentrl.types import Health
 
+    answered = asyncio.Event()
+
     class Mortal(ScriptedEngine):
         died = False
 
         async def health(self) -> Health:
+            if self.died and asyncio.current_task() is serving:  # which ends once the client knows
+                await answered.wait()
             return Health(ok=not self.died, gone=self.died, detail="no engine is left\n  CUDA error" * self.died)
 
-    monkeypatch.setattr(server, "CHECK_EVERY", 0.2)
+    monkeypatch.setattr(server, "CHECK_EVERY", 0.01)
     engine, said = Mortal(), asyncio.Queue[str]()
     with Store(tmp_path / "s.db") as store:
         serving = asyncio.create_task(server.serve(engine, renderer(), store, port=0, announce=said.put_nowait))
         url = (await said.get()).split()[4]
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             assert (await http.get(f"{url}/health")).json()["ok"] is True
             engine.died = True
             health = await http.get(f"{url}/health")
+        answered.set()
         assert (health.status_code, health.json()["gone"]) == (503, True)
         assert "CUDA error" in health.json()["detail"]
         with pytest.raises(EngineError, match="no engine is left"):
@@ -580,5 +586,5 @@ async def test_a_head_is_bounded_in_size_whole_or_not(serve: Serve, fields: list
             said = await raw(served, sent)
             assert said.startswith(b"HTTP/1.1 431")
             assert b"head_too_large" in said
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             assert (await http.get(f"{served.url}/health", headers={"x-a": "a" * 3000})).status_code == 200

@@ -131,14 +131,14 @@ async def test_requests_are_answered_while_a_large_text_is_tokenised(serve: Serv
     def wait(text: str) -> None:
         if len(text) >= sizes.LARGE:
             begun.set()
-            assert go_on.wait(30)
+            assert go_on.wait(300)
 
     format = get_renderer(Watched(wait), "chatml")
     async with serve(ScriptedEngine(lambda prompt: assistant("hi"), max_context=10**6), format) as served:
         access = await served.open()
         large = asyncio.create_task(post(access, "chat/completions", "hello there " * 4000))
-        assert await asyncio.to_thread(begun.wait, 30)
-        async with httpx.AsyncClient() as http:
+        assert await asyncio.to_thread(begun.wait, 300)
+        async with httpx.AsyncClient(timeout=60) as http:
             assert (await http.get(f"{served.url}/health")).status_code == 200
         assert (await post(access, "chat/completions", "hi")).status_code == 200
         assert not large.done()

@@ -190,7 +190,7 @@ async def test_a_sealed_session_is_freed_without_the_collector(serve: Serve, unc
     async with serve(ScriptedEngine(in_turn(assistant("hello"))), limits=Limits(turn_tokens=50)) as gate:
         access = await gate.open()
         left = weakref.ref(gate.gateway.entries[access["id"]].state)
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {access['api_key']}"}) as client:
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {access['api_key']}"}, timeout=60) as client:
             history = [{"role": "user", "content": "hello"}]
             for text in ("more", "more " * 200_000, "other"):
                 body = {"model": "m", "messages": history, "stream": stream}

@@ -25,7 +25,7 @@ NO_TOOLS: Any = {"v1/chat/completions": {"tool_choice": "none"}, "v1/messages": 
 
 
 async def sent(access: dict[str, str], path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         url, key = f"{access['google_base_url']}/{path}", {"x-api-key": access["api_key"]}
         reply = await http.post(url, json=body, headers={**key, **headers})
     assert reply.status_code == 200, reply.text
