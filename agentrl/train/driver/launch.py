@@ -144,7 +144,7 @@ async def load_policy(
     await asyncio.to_thread(reserve, nodes, machines, learners, config.policies, base, averaged=averaged)
     await opened.enter_async_context(cluster.while_not_lost(nodes.lost))
     # first, since a server loads while the renderer is proved
-    apart = publishes and is_driven_hard(config, base)
+    apart = publishes and is_driven_hard(config.rollout, config.steps, base)
     settings = engine_settings(own, config.rollout, machines, apart=apart)
     engine: Engine = make_engines(settings, own.fleet, own.weights, base, count_beside(MAIN, config.fleets))
     opened.push_async_callback(engine.close)
