@@ -5,8 +5,6 @@ section a plain string sets it: `engine=sglang` means `engine.name=sglang`. YAML
 arguments are parsed in `agentrl.overrides`; cross-field rules are checked when a section is built.
 """
 
-from __future__ import annotations
-
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig

@@ -9,8 +9,6 @@ can be saved, fixtures of tests, and episodes without a model.
 - Examples: `examples/environments/`, and docs/environments.md.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config.secrets import Secret, Secrets

@@ -7,8 +7,6 @@ There is no suite: it is a function.
   and `agentrl.priorities`.
 """
 
-from __future__ import annotations
-
 from agentrl.rollout.stream.filters import FILTERS, PRIORITIES
 from agentrl.types import Group, Session, Status
 

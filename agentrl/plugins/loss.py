@@ -10,8 +10,6 @@ of `LossConfig`.
 - Example: `examples/plugins/tempered.py`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config import Fraction

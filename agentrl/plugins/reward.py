@@ -9,8 +9,6 @@ against the model: the session is generated again. A `GroupReward` compares all 
 - Example: `examples/plugins/reward_service.py`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config import Fraction, GroupRewardConfig, RewardConfig

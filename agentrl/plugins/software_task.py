@@ -6,8 +6,6 @@ A task is a folder in Harbor's format (`harbor`), or one of the built-in ones (`
 - Proven by `prove`.
 """
 
-from __future__ import annotations
-
 from agentrl.envs.builtin.swe import library
 from agentrl.envs.builtin.swe.formats import harbor
 from agentrl.envs.builtin.swe.generation.proof import prove

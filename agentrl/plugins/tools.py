@@ -8,8 +8,6 @@ own tools need is `agentrl.tool` alone.
 - See docs/tools.md.
 """
 
-from __future__ import annotations
-
 from agentrl.config import ToolConfig
 from agentrl.errors import InfraError, ToolError
 from agentrl.tools.sources import SOURCES, OpenTools, ToolSource
