@@ -44,6 +44,7 @@ import orjson
 
 from agentrl import faults
 from agentrl.common import formats
+from agentrl.common.scratch import write_folder
 from agentrl.common.text_encoding import reads_utf8
 from agentrl.config import RunConfig, TrainerConfig, yaml_settings
 from agentrl.config.secrets import public
@@ -56,7 +57,7 @@ from agentrl.train.record import kept_code, ledger, manifest, provenance, rating
 from agentrl.train.record.best import remove_superseded
 from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import append, keep_lines, read_metrics, remove, write_atomically
+from agentrl.train.record.files import append, keep_lines, read_metrics, write_atomically
 from agentrl.train.record.lock import RunLock
 from agentrl.train.record.seals import HELD_OUT, LOSSES, METRICS, SETTINGS, STREAM, Seals, digest, read_losses
 from agentrl.train.trackers import TRACKERS, Trackers
@@ -303,23 +304,18 @@ class RunFolder:
             StoreError: it can't be written (the disk is full); those before it stay.
         """
         final = self.path / "checkpoints" / f"step-{step:06d}"
-        beside = final.with_name(f".{final.name}.partial")
-        shutil.rmtree(beside, ignore_errors=True)
         try:
-            beside.mkdir(parents=True)
-            faults.point("checkpoint.write")
-            write(beside)
-            manifest.write(beside, {"seal": self.seals.last})
-            self.seals.checkpoint(step, final.name, beside)
-            faults.point("checkpoint.rename", beside)
+            with write_folder(final) as beside:
+                faults.point("checkpoint.write")
+                write(beside)
+                manifest.write(beside, {"seal": self.seals.last})
+                self.seals.checkpoint(step, final.name, beside)
+                faults.point("checkpoint.rename", beside)
         except Exception as error:
             free = shutil.disk_usage(self.path).free >> 20
-            shutil.rmtree(beside, ignore_errors=True)
             if isinstance(error, AgentRLError) and error.blame is Blame.USER:
                 raise
             raise StoreError(f"can't write the checkpoint {final} ({free:,} MiB free there): {error}") from error
-        remove(final)
-        beside.rename(final)
         faults.point("checkpoint.renamed", final)
         self._seal_late_ones()
         if self.uploads is not None:
