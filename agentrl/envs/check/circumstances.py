@@ -37,7 +37,10 @@ ORDER = ("process", "hashes", "date", "folder", "time zone", "locale")
 
 
 async def elsewhere(subject: Subject) -> AsyncIterator[str | Note]:
-    """Tasks and episodes are the same under other circumstances; checked where the environment has a name."""
+    """Tasks and episodes are the same in another process, on another day, in another folder, time zone and locale.
+
+    It is checked where the environment has a name.
+    """
     job = _job(subject)
     if job is None or "not deterministic" in subject.notes:
         return

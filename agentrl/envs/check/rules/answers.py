@@ -56,7 +56,9 @@ class Solved:
 
 
 async def in_prompt(subject: Subject) -> AsyncIterator[str]:
-    """The prompt does not contain the answer: copying it from there does not get the expert's reward.
+    """The prompt does not contain the answer.
+
+    Copying it from there does not get the expert's reward.
 
     The answers must be at the same position of each prompt, and not be part of what comes from the task's own data.
     """
@@ -91,7 +93,7 @@ async def in_tools(subject: Subject) -> AsyncIterator[str]:
 
 
 async def in_replies(subject: Subject) -> AsyncIterator[str]:
-    """Replies to wrong calls and a wrong answer do not contain the right one."""
+    """Errors and replies to a wrong answer do not tell the right one."""
     solved = [one async for one in _solve(subject)]
     if not _differ(solved):
         return
