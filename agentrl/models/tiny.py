@@ -30,15 +30,7 @@ from agentrl.common.scratch import write_folder
 from agentrl.errors import InvalidInput
 
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SPECIAL_TOKENS = (
-    ENDOFTEXT,
-    IM_START,
-    IM_END,
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
+SPECIAL_TOKENS = (ENDOFTEXT, IM_START, IM_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 SEEN_IN = 10
 """A token of more than a byte is seen in at least one place for each so many texts."""

@@ -10,10 +10,4 @@ There is no suite: it is a function.
 from agentrl.rollout.stream.filters import FILTERS, PRIORITIES
 from agentrl.types import Group, Session, Status
 
-__all__ = [
-    "FILTERS",
-    "PRIORITIES",
-    "Group",
-    "Session",
-    "Status",
-]
+__all__ = ["FILTERS", "PRIORITIES", "Group", "Session", "Status"]

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from agentrl.train.forest.forest import Forest
 else:
     __getattr__ = import_later(
-        __name__,
-        "agentrl.train.algorithms.tokens",
-        "agentrl.train.forest.forest",
-        "agentrl.plugins.suites.loss",
+        __name__, "agentrl.train.algorithms.tokens", "agentrl.train.forest.forest", "agentrl.plugins.suites.loss"
     )
 
 __all__ = [

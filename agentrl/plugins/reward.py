@@ -22,10 +22,7 @@ from agentrl.types import Message, Node, Session, Status, Task
 if TYPE_CHECKING:
     from agentrl.envs.builtin.code import code_exec
 else:
-    __getattr__ = import_later(
-        __name__,
-        "agentrl.envs.builtin.code",
-    )
+    __getattr__ = import_later(__name__, "agentrl.envs.builtin.code")
 
 __all__ = [
     "REWARDS",

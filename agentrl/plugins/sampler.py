@@ -14,13 +14,4 @@ from agentrl.rollout.stream.samplers import SAMPLERS, Sampler, make_sampler
 from agentrl.rollout.stream.seeds import derive
 from agentrl.types import Group
 
-__all__ = [
-    "SAMPLERS",
-    "Fraction",
-    "Group",
-    "Sampler",
-    "SamplerConfig",
-    "check_sampler",
-    "derive",
-    "make_sampler",
-]
+__all__ = ["SAMPLERS", "Fraction", "Group", "Sampler", "SamplerConfig", "check_sampler", "derive", "make_sampler"]

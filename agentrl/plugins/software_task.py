@@ -11,9 +11,4 @@ from agentrl.envs.builtin.swe.formats import harbor
 from agentrl.envs.builtin.swe.generation.proof import prove
 from agentrl.envs.builtin.swe.task import SweTask
 
-__all__ = [
-    "SweTask",
-    "harbor",
-    "library",
-    "prove",
-]
+__all__ = ["SweTask", "harbor", "library", "prove"]

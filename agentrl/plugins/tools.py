@@ -13,13 +13,4 @@ from agentrl.errors import InfraError, ToolError
 from agentrl.tools.sources import SOURCES, OpenTools, ToolSource
 from agentrl.tools.tool import Tool, tool
 
-__all__ = [
-    "SOURCES",
-    "InfraError",
-    "OpenTools",
-    "Tool",
-    "ToolConfig",
-    "ToolError",
-    "ToolSource",
-    "tool",
-]
+__all__ = ["SOURCES", "InfraError", "OpenTools", "Tool", "ToolConfig", "ToolError", "ToolSource", "tool"]

@@ -12,9 +12,4 @@ from agentrl.plugins.suites.tracker import check_tracker
 from agentrl.train.trackers import TRACKERS, Tracker
 from agentrl.train.trackers.base import TrackedRun
 
-__all__ = [
-    "TRACKERS",
-    "TrackedRun",
-    "Tracker",
-    "check_tracker",
-]
+__all__ = ["TRACKERS", "TrackedRun", "Tracker", "check_tracker"]

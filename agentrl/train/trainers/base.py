@@ -71,10 +71,7 @@ class JointCritic(Critic, Protocol):
     """A trainer whose critic may read other forests than the policy; its plug-in says so (`joint_critic`)."""
 
     def step(
-        self,
-        forests: Sequence[Forest],
-        state: Mapping[str, Any] | None = None,
-        value_forests: Sequence[Forest] = (),
+        self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None, value_forests: Sequence[Forest] = ()
     ) -> dict[str, float]:
         """Learn from a batch; see `Computing.step`.
 

@@ -51,11 +51,7 @@ PARAMETERS = Parameters(
         "text.verbosity",
         "truncation",
     },
-    fixed={
-        "reasoning.context": ("auto",),
-        "reasoning.mode": ("standard",),
-        **dict.fromkeys(("image", "prompt"), ()),
-    },
+    fixed={"reasoning.context": ("auto",), "reasoning.mode": ("standard",), **dict.fromkeys(("image", "prompt"), ())},
     inside="input",
 )
 _TEXTS = frozenset({"input_text", "output_text", "text"})
@@ -70,7 +66,7 @@ _LEFT_OUT = {
         "web_search_2025_08_26",
         "web_search_preview",
         "web_search_preview_2025_03_11",
-    ),
+    )
 }
 """Tools that a client offers of its own accord, and that are run elsewhere than in the client."""
 _LOGPROBS = "message.output_text.logprobs"
