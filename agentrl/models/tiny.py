@@ -124,9 +124,6 @@ def build(path: Path, texts: Iterable[str], *, seed: int = 0, shape: TinyShape |
         texts: what the tokenizer is made from, special tokens written out (rendered demonstrations).
         seed: of the random weights.
         shape: the model's size.
-
-    Returns:
-        `path`.
     """
     shape = shape or TinyShape()
     tokenizer = build_tokenizer(texts, shape.vocab, shape.context)

@@ -260,9 +260,6 @@ def download_resumed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def fetch(url: str, run: Path, say: Callable[[str], None]) -> Path:
     """Download the newest complete copy as a run's folder.
 
-    Returns:
-        `run`.
-
     Raises:
         ConfigError: there is no complete copy, a file of it is missing, or `run` is there.
     """
