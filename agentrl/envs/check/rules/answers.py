@@ -18,7 +18,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.check.subject import EXPERT, Episode, Subject
 from agentrl.envs.data.samples import sample
-from agentrl.envs.episode import ScriptedPolicy, play
+from agentrl.envs.episode import play
 from agentrl.errors import AgentRLError
 from agentrl.types import FunctionCall, Message, Task, ToolCall, parse_arguments
 
@@ -156,12 +156,8 @@ def _differ(solved: Sequence[Solved]) -> bool:
 
 async def _enough(subject: Subject, one: Solved, message: Message) -> bool:
     """Return whether this message as the first one gets the expert's reward."""
-    session = await play(subject.make(), one.task, _constant_policy(message), seed=subject.seed, max_turns=1)
+    session = await play(subject.make(), one.task, lambda env, messages: message, seed=subject.seed, max_turns=1)
     return session.score is not None and session.score >= one.score
-
-
-def _constant_policy(message: Message) -> ScriptedPolicy:
-    return lambda env, messages: message
 
 
 # ------------------------------------------------------------------------------------------------ what a text tells

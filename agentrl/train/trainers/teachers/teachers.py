@@ -245,12 +245,11 @@ def _views(algorithm: Algorithm, session: Session) -> Iterator[tuple[str, Sessio
     sampled = [node.id for node in session.nodes if node.sampled]
     for name in dict.fromkeys(others.get(node, usual) for node in sampled):
         left_out = {node for node in sampled if others.get(node, usual) != name}
-        nodes = [_untrain(node) if node.id in left_out else node for node in session.nodes]
+        nodes = [
+            replace(node, trainable=[False] * len(node.token_ids)) if node.id in left_out else node
+            for node in session.nodes
+        ]
         yield name, replace(session, nodes=nodes)
-
-
-def _untrain(node: Node) -> Node:
-    return replace(node, trainable=[False] * len(node.token_ids))
 
 
 class Privileged:
