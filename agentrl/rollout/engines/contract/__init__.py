@@ -40,8 +40,6 @@ from agentrl.rollout.engines.contract.turns import (
 )
 from agentrl.types import Engine, Tokenizer
 
-__all__ = ["CHECKS", "LOGPROB_TOLERANCE", "Check", "ContractFinding", "EngineSubject", "check_engine"]
-
 
 @dataclass(frozen=True, slots=True)
 class ContractFinding:
