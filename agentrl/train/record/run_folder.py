@@ -44,7 +44,7 @@ import orjson
 
 from agentrl import faults
 from agentrl.common import formats
-from agentrl.common.scratch import write_folder
+from agentrl.common.scratch import remove
 from agentrl.common.text_encoding import reads_utf8
 from agentrl.config import RunConfig, TrainerConfig, yaml_settings
 from agentrl.config.secrets import public
@@ -304,18 +304,23 @@ class RunFolder:
             StoreError: it can't be written (the disk is full); those before it stay.
         """
         final = self.path / "checkpoints" / f"step-{step:06d}"
+        beside = final.with_name(f".{final.name}.partial")
+        shutil.rmtree(beside, ignore_errors=True)
         try:
-            with write_folder(final) as beside:
-                faults.point("checkpoint.write")
-                write(beside)
-                manifest.write(beside, {"seal": self.seals.last})
-                self.seals.checkpoint(step, final.name, beside)
-                faults.point("checkpoint.rename", beside)
+            beside.mkdir(parents=True)
+            faults.point("checkpoint.write")
+            write(beside)
+            manifest.write(beside, {"seal": self.seals.last})
+            self.seals.checkpoint(step, final.name, beside)
+            faults.point("checkpoint.rename", beside)
         except Exception as error:
-            free = shutil.disk_usage(self.path).free >> 20
+            free = shutil.disk_usage(self.path).free >> 20  # before what was written goes
+            shutil.rmtree(beside, ignore_errors=True)
             if isinstance(error, AgentRLError) and error.blame is Blame.USER:
                 raise
             raise StoreError(f"can't write the checkpoint {final} ({free:,} MiB free there): {error}") from error
+        remove(final)
+        beside.rename(final)
         faults.point("checkpoint.renamed", final)
         self._seal_late_ones()
         if self.uploads is not None:
