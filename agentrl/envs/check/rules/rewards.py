@@ -76,10 +76,7 @@ async def expert(subject: Subject) -> AsyncIterator[str]:
 
 
 async def demonstrator(subject: Subject) -> AsyncIterator[str]:
-    """The demonstrator is rewarded more than silence, and repeats.
-
-    It repeats itself with the same chance.
-    """
+    """The demonstrator is rewarded more than silence, and repeats."""
     if type(subject.env.unwrapped).demonstrate is Env.demonstrate:
         return
     scores, silent = [], []

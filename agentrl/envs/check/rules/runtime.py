@@ -55,10 +55,7 @@ def _difference(one: Session, other: Session) -> str:
 
 
 async def bad_calls(subject: Subject) -> AsyncIterator[str]:
-    """Invalid tool calls are answered.
-
-    Each answer is under the call's own id.
-    """
+    """Invalid tool calls are answered."""
     env = subject.make()
     if not len(env.tools) or (await subject.episode(subject.tasks[0], SILENT)).session is None:
         return
