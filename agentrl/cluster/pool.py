@@ -212,11 +212,7 @@ class WorkerPool:
             self._watch(worker)
 
     async def _follow(self, before: int) -> None:
-        """Start workers where nodes join, and have those on drained nodes end once their calls have.
-
-        Args:
-            before: the usable nodes when the workers started.
-        """
+        """Start workers where nodes join, and have those on drained nodes end once their calls have."""
         while True:
             nodes = await in_thread(cluster.current().nodes)
             drained = elastic.find_drained(nodes)

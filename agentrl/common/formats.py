@@ -45,10 +45,6 @@ class Format:
     def check(self, found: Mapping[str, Any], where: Path | str) -> int:
         """The number of something that was read; 1 where it has none.
 
-        Args:
-            found: what has the keys of `mark`.
-            where: it was read from, for messages.
-
         Raises:
             NewerFormat: a later agentrl wrote it.
             ConfigError: its number is none.
@@ -139,11 +135,6 @@ def connect_to_read(
 
 def check_database(path: Path | str, expected: Format, named: Path | None = None) -> None:
     """Refuse a database that a later agentrl wrote, before anything opens it that might write.
-
-    Args:
-        path: its file.
-        expected: what it is.
-        named: the path for messages, where `path` is a copy.
 
     Raises:
         NewerFormat: a later agentrl wrote it.

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -27,10 +27,19 @@ def write_folder(folder: Path) -> Iterator[Path]:
     beside.mkdir(parents=True)
     try:
         yield beside
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder if it is there: under its name it is whole, or gone."""
+    away = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(away, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        folder.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
 
 
 class ScratchFolder:

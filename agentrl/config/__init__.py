@@ -5,8 +5,6 @@ section a plain string sets it: `engine=sglang` means `engine.name=sglang`. YAML
 arguments are parsed in `agentrl.overrides`; cross-field rules are checked when a section is built.
 """
 
-from __future__ import annotations
-
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.data import DataConfig
@@ -51,59 +49,3 @@ from agentrl.config.training import (
     TrainerSection,
     WarmStartConfig,
 )
-
-__all__ = [
-    "ALGORITHMS",
-    "MODEL",
-    "PAST",
-    "POPULATION",
-    "AlgoConfig",
-    "AlgoSection",
-    "ApiConfig",
-    "Bounds",
-    "BranchConfig",
-    "BranchSection",
-    "ClusterConfig",
-    "DataConfig",
-    "CorrectionConfig",
-    "Device",
-    "Dtype",
-    "EngineConfig",
-    "EngineSection",
-    "EnvConfig",
-    "EvalConfig",
-    "FleetConfig",
-    "GatewayConfig",
-    "GroupRewardConfig",
-    "Fraction",
-    "LISTED",
-    "LoraConfig",
-    "ModelConfig",
-    "NAMED",
-    "OfPlugin",
-    "PastConfig",
-    "Policies",
-    "PolicyConfig",
-    "ProbeConfig",
-    "RewardConfig",
-    "RewardSection",
-    "RewardSections",
-    "RolloutConfig",
-    "RunConfig",
-    "START",
-    "SamplerConfig",
-    "SamplerSection",
-    "SandboxConfig",
-    "Section",
-    "ShapingConfig",
-    "ToolConfig",
-    "ToolSection",
-    "ToolSections",
-    "TrainerConfig",
-    "TrainerSection",
-    "WEIGHTS",
-    "WarmStartConfig",
-    "WatchdogConfig",
-    "WeightsConfig",
-    "WeightsSection",
-]

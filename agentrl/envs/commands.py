@@ -72,13 +72,7 @@ def _measure_environment(name: str, options: dict[str, Any], n: int) -> None:
     table = Table("agent", "mean reward", "mean turns", "failed calls", "episodes", title=escape(name))
     for each in references(name, options, n):
         reward = "none" if each.reward is None else f"{each.reward:.3f}"
-        table.add_row(
-            each.short,
-            reward,
-            f"{each.turns:.1f}",
-            f"{each.tool_errors:.0%}",
-            str(each.episodes),
-        )
+        table.add_row(each.short, reward, f"{each.turns:.1f}", f"{each.tool_errors:.0%}", str(each.episodes))
     out.print(table)
 
 

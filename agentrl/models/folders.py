@@ -108,9 +108,6 @@ def pin(source: Path, own: Path) -> Path:
 
     Weights become hard links. Where the file system can't link them, a run's checkpoint is copied, since it will be
     pruned, and any other folder's weights are linked by name, since copying them could fill the disk.
-
-    Returns:
-        `own`.
     """
     with write_folder(own) as beside:
         write_side_files(read_side_files(source), beside)

@@ -93,7 +93,6 @@ class StatePlan(Protocol):
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
         """A layer's outputs for a whole row: [1, T, d] -> [1, T, d]."""
-        ...
 
 
 class Mixer:

@@ -30,15 +30,7 @@ from agentrl.common.scratch import write_folder
 from agentrl.errors import InvalidInput
 
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SPECIAL_TOKENS = (
-    ENDOFTEXT,
-    IM_START,
-    IM_END,
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
+SPECIAL_TOKENS = (ENDOFTEXT, IM_START, IM_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 SEEN_IN = 10
 """A token of more than a byte is seen in at least one place for each so many texts."""
@@ -132,9 +124,6 @@ def build(path: Path, texts: Iterable[str], *, seed: int = 0, shape: TinyShape |
         texts: what the tokenizer is made from, special tokens written out (rendered demonstrations).
         seed: of the random weights.
         shape: the model's size.
-
-    Returns:
-        `path`.
     """
     shape = shape or TinyShape()
     tokenizer = build_tokenizer(texts, shape.vocab, shape.context)

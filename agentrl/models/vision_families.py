@@ -125,7 +125,7 @@ FAMILIES = {
 """By model_type in config.json."""
 REFUSED = {
     "llava_onevision": "its processor cuts an image into tiles only where a conversation has no other: a second image "
-    "would change the first one's tokens, and nothing could be continued token for token",
+    "would change the first one's tokens, and nothing could be continued token for token"
 }
 """Families that can't be trained, by model_type, and why."""
 TOWERS = ("vision_model", "visual", "vision_tower")

@@ -9,8 +9,6 @@ Its attribute `settings` is the class of the section `algo.*`; `needs` says what
 - Examples: `examples/plugins/lite_ppo.py` (an advantage), `examples/plugins/slic.py` (pairs, with a loss of its own).
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config import AlgoConfig, Fraction

@@ -10,8 +10,6 @@ plug-in too.
 - Example: `examples/plugins/completions_engine.py`.
 """
 
-from __future__ import annotations
-
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines import ENGINES, EnginePlugin, make_engine

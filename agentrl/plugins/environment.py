@@ -9,8 +9,6 @@ can be saved, fixtures of tests, and episodes without a model.
 - Examples: `examples/environments/`, and docs/environments.md.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config.secrets import Secret, Secrets
@@ -32,11 +30,7 @@ if TYPE_CHECKING:
     from agentrl.envs.adapters.as_gymnasium import AsGymnasium
     from agentrl.envs.builtin.code import code_exec
 else:
-    __getattr__ = import_later(
-        __name__,
-        "agentrl.envs.builtin.code",
-        "agentrl.envs.adapters.as_gymnasium",
-    )
+    __getattr__ = import_later(__name__, "agentrl.envs.builtin.code", "agentrl.envs.adapters.as_gymnasium")
 
 __all__ = [
     "AsGymnasium",

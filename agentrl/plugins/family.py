@@ -7,8 +7,6 @@ file.py:NAME`.
 - Named by `trainer.family=file.py:NAME`, `register`, or an entry point in the group `agentrl.families`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.plugins.later import import_later

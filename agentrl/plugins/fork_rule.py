@@ -7,8 +7,6 @@ sees what was there before the turn, and nothing of what came of it. There is no
 - Example: `examples/scripts/search.py`, and docs/branching.md.
 """
 
-from __future__ import annotations
-
 from agentrl.config import BranchConfig, Fraction
 from agentrl.rollout.episodes.fork_rules import FORK_RULES, ForkPoint, ForkRule
 from agentrl.types import Branch, Message, Session

@@ -7,15 +7,7 @@ There is no suite: it is a function.
   and `agentrl.priorities`.
 """
 
-from __future__ import annotations
-
 from agentrl.rollout.stream.filters import FILTERS, PRIORITIES
 from agentrl.types import Group, Session, Status
 
-__all__ = [
-    "FILTERS",
-    "PRIORITIES",
-    "Group",
-    "Session",
-    "Status",
-]
+__all__ = ["FILTERS", "PRIORITIES", "Group", "Session", "Status"]

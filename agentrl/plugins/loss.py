@@ -10,8 +10,6 @@ of `LossConfig`.
 - Example: `examples/plugins/tempered.py`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config import Fraction
@@ -28,10 +26,7 @@ if TYPE_CHECKING:
     from agentrl.train.forest.forest import Forest
 else:
     __getattr__ = import_later(
-        __name__,
-        "agentrl.train.algorithms.tokens",
-        "agentrl.train.forest.forest",
-        "agentrl.plugins.suites.loss",
+        __name__, "agentrl.train.algorithms.tokens", "agentrl.train.forest.forest", "agentrl.plugins.suites.loss"
     )
 
 __all__ = [

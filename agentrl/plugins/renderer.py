@@ -8,8 +8,6 @@ It is an object with the protocol `Renderer`, made by a function of a tokenizer;
 - See docs/renderers.md.
 """
 
-from __future__ import annotations
-
 from agentrl.errors import RenderError
 from agentrl.sessions.renderers import (
     RENDERERS,

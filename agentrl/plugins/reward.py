@@ -9,8 +9,6 @@ against the model: the session is generated again. A `GroupReward` compares all 
 - Example: `examples/plugins/reward_service.py`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config import Fraction, GroupRewardConfig, RewardConfig
@@ -24,10 +22,7 @@ from agentrl.types import Message, Node, Session, Status, Task
 if TYPE_CHECKING:
     from agentrl.envs.builtin.code import code_exec
 else:
-    __getattr__ = import_later(
-        __name__,
-        "agentrl.envs.builtin.code",
-    )
+    __getattr__ = import_later(__name__, "agentrl.envs.builtin.code")
 
 __all__ = [
     "REWARDS",

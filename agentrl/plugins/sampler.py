@@ -8,21 +8,10 @@ follows from the seed and the number, so that a resumed run goes on with the sam
 - Proven by `check_sampler`.
 """
 
-from __future__ import annotations
-
 from agentrl.config import Fraction, SamplerConfig
 from agentrl.plugins.suites.sampler import check_sampler
 from agentrl.rollout.stream.samplers import SAMPLERS, Sampler, make_sampler
 from agentrl.rollout.stream.seeds import derive
 from agentrl.types import Group
 
-__all__ = [
-    "SAMPLERS",
-    "Fraction",
-    "Group",
-    "Sampler",
-    "SamplerConfig",
-    "check_sampler",
-    "derive",
-    "make_sampler",
-]
+__all__ = ["SAMPLERS", "Fraction", "Group", "Sampler", "SamplerConfig", "check_sampler", "derive", "make_sampler"]

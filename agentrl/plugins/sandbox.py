@@ -8,8 +8,6 @@ by `create(spec, name)`.
 - Proven by `check_sandbox`, which `agentrl check sandbox=NAME` runs.
 """
 
-from __future__ import annotations
-
 from agentrl.errors import InvalidInput, SandboxError, ToolError
 from agentrl.tools.sandbox.base import (
     ExecResult,

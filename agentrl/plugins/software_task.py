@@ -6,16 +6,9 @@ A task is a folder in Harbor's format (`harbor`), or one of the built-in ones (`
 - Proven by `prove`.
 """
 
-from __future__ import annotations
-
 from agentrl.envs.builtin.swe import library
 from agentrl.envs.builtin.swe.formats import harbor
 from agentrl.envs.builtin.swe.generation.proof import prove
 from agentrl.envs.builtin.swe.task import SweTask
 
-__all__ = [
-    "SweTask",
-    "harbor",
-    "library",
-    "prove",
-]
+__all__ = ["SweTask", "harbor", "library", "prove"]

@@ -8,20 +8,9 @@ own tools need is `agentrl.tool` alone.
 - See docs/tools.md.
 """
 
-from __future__ import annotations
-
 from agentrl.config import ToolConfig
 from agentrl.errors import InfraError, ToolError
 from agentrl.tools.sources import SOURCES, OpenTools, ToolSource
 from agentrl.tools.tool import Tool, tool
 
-__all__ = [
-    "SOURCES",
-    "InfraError",
-    "OpenTools",
-    "Tool",
-    "ToolConfig",
-    "ToolError",
-    "ToolSource",
-    "tool",
-]
+__all__ = ["SOURCES", "InfraError", "OpenTools", "Tool", "ToolConfig", "ToolError", "ToolSource", "tool"]

@@ -8,15 +8,8 @@ run nor make it wait.
 - See docs/metrics.md.
 """
 
-from __future__ import annotations
-
 from agentrl.plugins.suites.tracker import check_tracker
 from agentrl.train.trackers import TRACKERS, Tracker
 from agentrl.train.trackers.base import TrackedRun
 
-__all__ = [
-    "TRACKERS",
-    "TrackedRun",
-    "Tracker",
-    "check_tracker",
-]
+__all__ = ["TRACKERS", "TrackedRun", "Tracker", "check_tracker"]

@@ -14,8 +14,6 @@ that compute rows. More protocols are for those who can do more: `Critic`, `Rewa
 - Example: `examples/plugins/row_trainer.py`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config import AlgoConfig, Fraction, TrainerConfig

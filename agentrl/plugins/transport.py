@@ -8,8 +8,6 @@ while they are paused. Each engine is a `Receiver`. The plug-in's attribute `set
 - Proven by `check_transport`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from agentrl.config import EngineConfig, WeightsConfig

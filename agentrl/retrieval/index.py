@@ -52,12 +52,7 @@ class DenseOptions:
 
 
 def build(
-    corpus: Path,
-    folder: Path,
-    options: DenseOptions | None = None,
-    *,
-    shard: int = SHARD,
-    progress: Progress = silent,
+    corpus: Path, folder: Path, options: DenseOptions | None = None, *, shard: int = SHARD, progress: Progress = silent
 ) -> None:
     """Build the index of a corpus; an earlier one in that folder is replaced at the end.
 

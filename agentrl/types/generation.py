@@ -208,7 +208,6 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """The engine's capabilities."""
-        ...
 
     def generate(
         self,
@@ -233,35 +232,27 @@ class Engine(Protocol):
             DeadlineExceeded: the deadline passed first.
             EngineError: the engine failed.
         """
-        ...
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each token given those before it, at `temperature`; the first one's is 0.0."""
-        ...
 
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Load (Hugging Face name, tensor) pairs and call the result policy `version`."""
-        ...
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
         """Stop generating, in the way that `mode` says."""
-        ...
 
     async def resume(self) -> None:
         """Resume generation after a pause."""
-        ...
 
     def version(self) -> int:
         """The policy version of the loaded weights."""
-        ...
 
     async def health(self) -> Health:
         """Return the engine's health; never waits on generation."""
-        ...
 
     async def close(self) -> None:
         """Release all resources; idempotent."""
-        ...
 
 
 def begin_turn(
@@ -299,12 +290,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text: nothing in it can become a special token."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens written out."""
-        ...
 
     def special(self, token: str) -> int:
         """The id of a special token; InvalidInput where there is none."""
-        ...

@@ -112,10 +112,6 @@ def order_results(above: Message | None, messages: Sequence[Message]) -> list[Me
 
     Clients send them as the tools end, and many formats tell a result's call by its place alone. Results whose ids
     are not those of the calls, or not different, stay as they are.
-
-    Args:
-        above: the message before them.
-        messages: a conversation's next messages.
     """
     ordered: list[Message] = []
     before = above

@@ -116,11 +116,7 @@ def messages(session: Session, ids: Sequence[int]) -> list[dict[str, Any]]:
         raise InvalidInput(f"{len(ids)} nodes at once; at most {MOST_NODES}")
     nodes = [tree.get(session, id_) for id_ in ids]
     return [
-        {
-            "id": node.id,
-            "message": _clip(images.list_message(node.message)),
-            "tools": _clip(node.tools),
-        }
+        {"id": node.id, "message": _clip(images.list_message(node.message)), "tools": _clip(node.tools)}
         for node in nodes
     ]
 

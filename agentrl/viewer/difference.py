@@ -149,7 +149,10 @@ def _table(a: Run, b: Run, lines: list[tuple[str, ...]]) -> Table:
 
 def _curves(a: Run, b: Run, width: int) -> Iterator[Text]:
     """The rewards of both over their steps, on one scale of height and of length."""
-    curves = [[row["reward/mean"] for row in run.metrics.rows() if _is_known(row.get("reward/mean"))] for run in (a, b)]
+    curves = [
+        [row["reward/mean"] for row in run.metrics.rows() if isinstance(row.get("reward/mean"), int | float)]
+        for run in (a, b)
+    ]
     if not all(curves):
         return
     bounds = min(map(min, curves)), max(map(max, curves))
@@ -160,7 +163,3 @@ def _curves(a: Run, b: Run, width: int) -> Iterator[Text]:
     for name, curve in zip(names, curves, strict=True):
         part = 16 + max((room - 16) * len(curve) // longest, 1)
         yield Text(f"{name:<{label}}  {sparkline(curve, part, bounds)}", no_wrap=True, overflow="ellipsis")
-
-
-def _is_known(value: Any) -> bool:
-    return isinstance(value, int | float)

@@ -59,12 +59,7 @@ class Origins:
         sampling = {} if node.sampling is None else asdict(node.sampling)
         if sampling.get("seed") is not None:
             sampling["seed"] = str(sampling["seed"])  # beyond what JavaScript's numbers hold
-        return {
-            "engines": list(node.engines),
-            "weights": weights,
-            "sampling": sampling,
-            "trained": trained,
-        }
+        return {"engines": list(node.engines), "weights": weights, "sampling": sampling, "trained": trained}
 
     def _lines(self, session: str) -> list[dict[str, Any]]:
         """The lines of the steps that counted a session."""

@@ -190,4 +190,4 @@ def test_an_engine_leaves_the_runs_process_where_a_small_model_that_sees_nothing
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(megabytes << 20)
     config = run_of(steps=steps, rollout={"groups_per_step": 16, "group_size": 8})
-    assert is_driven_hard(config, tmp_path) is apart
+    assert is_driven_hard(config.rollout, config.steps, tmp_path) is apart

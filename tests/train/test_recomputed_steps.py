@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import Algorithm, Needs, algorithm_settings, make_algorithm
-from agentrl.train.algorithms.credit import Credit
-from agentrl.train.algorithms.values import Values, compute_values, per_token
+from agentrl.train.algorithms.credit import Credit, Values
+from agentrl.train.algorithms.values import compute_values, per_token
 from agentrl.train.driver.minibatches import updates_of
 from agentrl.train.forest.packing import pack_credited
 from agentrl.train.trainers import Trainer, make_trainer

@@ -75,13 +75,7 @@ class RayProcess(RoleProcess):
     """
 
     def __init__(
-        self,
-        role: Role,
-        starter: Any,
-        there: str,
-        gone: Callable[[], str],
-        lost: Future[InfraError],
-        release: Release,
+        self, role: Role, starter: Any, there: str, gone: Callable[[], str], lost: Future[InfraError], release: Release
     ) -> None:
         self.role, self._starter, self._there, self._release = role, starter, there, release
         self._explain_missing, self._lost = gone, lost

@@ -51,12 +51,7 @@ class Inspect(Env):
     splits = ("eval",)
 
     def __init__(
-        self,
-        source: str,
-        scorer: str | None = None,
-        grader: str | None = None,
-        isolated: bool = True,
-        **options: Any,
+        self, source: str, scorer: str | None = None, grader: str | None = None, isolated: bool = True, **options: Any
     ) -> None:
         """Load the task; all instances share it.
 

@@ -16,14 +16,7 @@ import yaml
 
 from agentrl.common.foreign_errors import words
 from agentrl.envs.adapters import slime
-from agentrl.envs.adapters.continuations import (
-    MODEL,
-    Program,
-    continue_prompt,
-    count_of,
-    give_reward,
-    sampling_of,
-)
+from agentrl.envs.adapters.continuations import MODEL, Program, continue_prompt, count_of, give_reward, sampling_of
 from agentrl.envs.adapters.verl_loops import load_loop
 from agentrl.errors import AgentError, AgentRLError, ConfigError, InfraError
 from agentrl.types import Task

@@ -58,7 +58,9 @@ def describe_space(space: spaces.Space[Any]) -> str:
             each = (f"{what}{_range(*ends)}" for ends in zip(low.flat, high.flat, strict=True))
             return f"a list of {' by '.join(map(str, space.shape))}: {', '.join(each)}"
         case spaces.Text():
-            return f"text of {space.min_length} to {space.max_length} characters of {_characters(space)}"
+            return (
+                f"text of {space.min_length} to {space.max_length} characters of {''.join(sorted(space.character_set))}"
+            )
         case spaces.Dict():
             return ", ".join(f"{name}: {describe_space(part)}" for name, part in space.spaces.items())
         case spaces.Tuple():
@@ -184,7 +186,3 @@ def _nest(item: Schema, shape: Sequence[int]) -> Schema:
 
 def _length(size: int) -> Schema:
     return {"minItems": int(size), "maxItems": int(size)}
-
-
-def _characters(space: spaces.Text) -> str:
-    return "".join(sorted(space.character_set))

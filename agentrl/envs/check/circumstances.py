@@ -37,12 +37,16 @@ ORDER = ("process", "hashes", "date", "folder", "time zone", "locale")
 
 
 async def elsewhere(subject: Subject) -> AsyncIterator[str | Note]:
-    """Tasks and episodes are the same under other circumstances; checked where the environment has a name."""
+    """Tasks and episodes are the same in another process, on another day, in another folder, time zone and locale.
+
+    It is checked where the environment has a name.
+    """
     job = _job(subject)
     if job is None or "not deterministic" in subject.notes:
         return
     tasks = subject.scored or subject.tasks
-    here = {"tasks": _list_files(subject), "episodes": list(await episodes(subject.make, tasks, subject.seed, 5.0))}
+    listed = {split: [task.model_dump() for task in each] for split, (each, _) in subject.splits.items()}
+    here = {"tasks": listed, "episodes": list(await episodes(subject.make, tasks, subject.seed, 5.0))}
     job["played"] = list(dict.fromkeys(id_ for id_, _, _ in here["episodes"]))
     order = [one for one in ORDER if one != "locale" or _has_plain_paths(job)]
     if len(order) < len(ORDER):
@@ -104,10 +108,6 @@ def _absolute(value: Any) -> Any:
     """A path that exists, from any folder."""
     relative = isinstance(value, (str, Path)) and str(value) and os.path.exists(value)
     return os.path.abspath(value) if relative else value
-
-
-def _list_files(subject: Subject) -> dict[str, Any]:
-    return {split: [task.model_dump() for task in listed] for split, (listed, _) in subject.splits.items()}
 
 
 async def _process(job: Mapping[str, Any], changed: Sequence[str]) -> Mapping[str, Any] | None:

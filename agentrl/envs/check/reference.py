@@ -45,11 +45,7 @@ class Reference:
 
 
 def references(
-    name: str | EnvFactory,
-    options: dict[str, Any],
-    n: int,
-    split: str = "eval",
-    agents: Sequence[str] = AGENTS,
+    name: str | EnvFactory, options: dict[str, Any], n: int, split: str = "eval", agents: Sequence[str] = AGENTS
 ) -> list[Reference]:
     """Play the first tasks of a split with each scripted agent; beside a trivial one the expert plays the others.
 

@@ -137,7 +137,7 @@ async def compare_scores(subject: Subject) -> AsyncIterator[str | Note]:
 
 
 async def chance(subject: Subject) -> AsyncIterator[str]:
-    """The chance that an environment declares is what random valid play gets."""
+    """The chance that is declared is what random valid play gets."""
     declared, rows = subject.env.chance, await table(subject)
     if declared is None or len(subject.scored) < ENOUGH:
         return

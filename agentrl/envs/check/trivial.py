@@ -73,15 +73,7 @@ def write_message(message: Message) -> str:
 
 
 def policy(name: str, task: Task, agent: str, known: Known, seed: int = 0) -> ScriptedPolicy:
-    """The policy of a trivial agent for a task.
-
-    Args:
-        name: one of `AGENTS`.
-        task: the task.
-        agent: which of the environment's agents it plays.
-        known: what the expert said in the tasks.
-        seed: of the random agent.
-    """
+    """The policy of a trivial agent for a task."""
     if name == CONSTANT:
         message = next(iter(known.elsewhere(task, agent)), Message(role="assistant", content=DONE))
         return lambda env, messages: message.model_copy(deep=True)

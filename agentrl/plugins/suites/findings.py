@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from agentrl.errors import ConfigError
 from agentrl.registry import Registry
 from agentrl.rollout.engines.contract import ContractFinding
+from agentrl.rollout.engines.contract.subject import expect as expect
 from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 S = TypeVar("S")
@@ -62,12 +63,6 @@ def finding_of(check: Callable[..., object], error: Exception) -> ContractFindin
     """A check's name, and what it said."""
     words = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
     return ContractFinding(check.__name__, words)
-
-
-def expect(condition: bool, message: str) -> None:
-    """Raise where a promise is broken."""
-    if not condition:
-        raise AssertionError(message)
 
 
 def sampled_groups(seed: int = 0, groups: int = 3, size: int = 4, turns: int = 2) -> list[Group]:

@@ -119,11 +119,6 @@ def end_by(deadline: float | None, inbox: asyncio.Queue[Any], request_id: str) -
     """Put a `DeadlineExceeded` behind what had come before, once the deadline has passed.
 
     That is a timer for each request, not for each wait.
-
-    Args:
-        deadline: in seconds of `time.monotonic()`; None is none.
-        inbox: the queue.
-        request_id: for the error.
     """
     if deadline is None:
         yield

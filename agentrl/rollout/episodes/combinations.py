@@ -54,7 +54,7 @@ def check_tree(env: Env, limits: RolloutConfig, pairing: str, most: int) -> None
                 f"algo.pairing=cross and algo.tree play a group of {name} to its last joint turn; set its max_turns, "
                 "or rollout.max_turns"
             )
-        count = _joint_actions(limits.group_size, agents, pairing)
+        count = limits.group_size ** (agents if pairing == "cross" else 1)
         if count > most:
             power = f"{limits.group_size}^{agents} = " if pairing == "cross" else ""
             raise ConfigError(
@@ -196,10 +196,6 @@ def has_whole_tree(sessions: Sequence[Session], own: int, size: int, pairing: st
     """Return whether a group has its `own` sessions and, with a pairing, all further paths that these call for."""
     begun = sum(JOINT_PATH not in session.info for session in sessions)
     return begun == own and not (pairing and list_new(sessions, size, pairing))
-
-
-def _joint_actions(size: int, agents: int, pairing: str) -> int:
-    return size**agents if pairing == "cross" else size
 
 
 def _list_actions(size: int, agents: int, pairing: str) -> list[tuple[int, ...]]:

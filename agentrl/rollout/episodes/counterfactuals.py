@@ -157,12 +157,7 @@ async def play_counterfactual(
 
 
 async def _save_start(
-    session: Session,
-    env: Env,
-    players: Mapping[str, Player],
-    turn: int,
-    agents: Sequence[str],
-    order: Sequence[str],
+    session: Session, env: Env, players: Mapping[str, Player], turn: int, agents: Sequence[str], order: Sequence[str]
 ) -> JointTurnStart | None:
     """Save where a joint turn begins; None, counted, where the environment can't be saved there."""
     heads = {name: own.conversation.head for name, own in players.items()}

@@ -221,12 +221,7 @@ class Rollouts:
         return await self._play_recorded(session, actor, None)
 
     async def _with_retries(
-        self,
-        new: Callable[[int], Session],
-        actor: Actor | Program,
-        ended: Ended,
-        place: int,
-        deadline: Deadline | None,
+        self, new: Callable[[int], Session], actor: Actor | Program, ended: Ended, place: int, deadline: Deadline | None
     ) -> Session:
         first = new(0)
         left = self.left.take(first.group, first.sample, first.task, first.seed)

@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.common.imports import load
-from agentrl.config import (
-    MODEL,
-    PAST,
-    POPULATION,
-    START,
-    Policies,
-    PolicyConfig,
-    RolloutConfig,
-    WeightsConfig,
-)
+from agentrl.config import MODEL, PAST, POPULATION, START, Policies, PolicyConfig, RolloutConfig, WeightsConfig
 from agentrl.config.learners import LearnerConfig, list_fleets, named_as_given
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, ScriptedActor

@@ -156,17 +156,9 @@ async def serving(
     *,
     keeps: bool = True,
 ) -> AsyncIterator[ServedProgram]:
-    """An agent program with a gateway of this process's own; raises as `load_agent` and `own_gateway` do.
+    """An agent program (path/to/file.py:function, or a command line) with a gateway of this process's own.
 
-    Args:
-        agent: path/to/file.py:function or a command line.
-        policy: generates the turns.
-        store: where the gateway stores its sessions.
-        limits: the run's budgets and deadlines.
-        where: which address it listens on, and whether it serves HTTPS; None: as by default.
-        keeps: whether the store keeps sessions that have ended.
-        policies: those of the agents that requests name as their model; see `LocalGateway`.
-        partners: what plays such agents in the place of `policy`.
+    The gateway is `own_gateway`'s, whose `agents` are `policies`; this raises as it and `load_agent` do.
     """
     where = where or GatewayConfig()
     user_agent = load_agent(agent, where)

@@ -163,12 +163,6 @@ class Admission:
     async def failed(self, start: int, request_id: str, prompt: Prompt, error: AgentRLError) -> None:
         """Note a request's failure, and the engine's if it is; returns where another attempt may follow.
 
-        Args:
-            start: which engine failed (`Member.start`).
-            request_id: the request.
-            prompt: the digest of its prompt.
-            error: what came.
-
         Raises:
             AgentRLError: none may.
         """

@@ -42,10 +42,6 @@ class Ticket:
     ) -> AsyncGenerator[Chunk | Turn, None]:
         """Stream from an engine, up to its turn or what ends the request before.
 
-        Args:
-            items: the engine's stream, which is closed in the end.
-            tokens_came: called with each item.
-
         Raises:
             AgentRLError: the engine's failure, or the error that `end` was called with.
         """

@@ -51,11 +51,6 @@ def same(where: str, recorded: Sequence[Any], found: Sequence[Any], start: int =
 def same_prompt(session: Session, turn: Node, prompt: Sequence[int]) -> None:
     """Compare the prompt that a turn is to be generated from with the recorded path, message by message.
 
-    Args:
-        session: the recorded one.
-        turn: the recorded turn.
-        prompt: all tokens before the turn, or before what is left of it.
-
     Raises:
         Diverged: names the first message that differs, an environment's answer mostly, by its hash (`answer_hash`).
     """

@@ -38,11 +38,7 @@ from agentrl.types import (
 
 
 class DelegatingEngine(ManagedEngine):
-    """All of `types.Engine` but `generate`, and of `ManagedEngine` what starts, scores and ends, by another engine.
-
-    Args:
-        engine: that one.
-    """
+    """All of `types.Engine` but `generate`, and of `ManagedEngine` what starts, scores and ends, by another engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.inner = engine

@@ -13,16 +13,7 @@ from agentrl.rollout.rerun.divergence import same_prompt
 from agentrl.rollout.rerun.engine import DelegatingEngine
 from agentrl.rollout.stream.seeds import derive
 from agentrl.sessions.tree.generation import aclose
-from agentrl.types import (
-    MAIN,
-    Chunk,
-    Engine,
-    Placed,
-    Sampling,
-    Session,
-    Turn,
-    begin_turn,
-)
+from agentrl.types import MAIN, Chunk, Engine, Placed, Sampling, Session, Turn, begin_turn
 
 
 class ReplayEngine(DelegatingEngine):

@@ -33,15 +33,7 @@ from agentrl.rollout.stream.stream import Stream
 from agentrl.rollout.workers.held import has_content
 from agentrl.sessions.gateway.schedule import prompt_of
 from agentrl.sessions.tree.generation import generate
-from agentrl.types import (
-    MAIN,
-    Group,
-    Node,
-    Sampling,
-    Session,
-    Status,
-    collect,
-)
+from agentrl.types import MAIN, Group, Node, Sampling, Session, Status, collect
 
 
 @dataclass(frozen=True)
@@ -57,12 +49,7 @@ class RerunRollouts(Rollouts):
         return RerunRollouts(**own, recording=recording)
 
     async def _with_retries(
-        self,
-        new: Callable[[int], Session],
-        actor: Actor | Program,
-        ended: Ended,
-        place: int,
-        deadline: Deadline | None,
+        self, new: Callable[[int], Session], actor: Actor | Program, ended: Ended, place: int, deadline: Deadline | None
     ) -> Session:
         first = new(0)
         recorded = self.recording.sessions.get((first.group, first.sample))

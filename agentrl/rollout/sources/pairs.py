@@ -20,10 +20,7 @@ from agentrl.rollout.sources.messages import ROLES, SHAREGPT, Example, MessageRe
 Compared = Literal["pairs", "labels"]
 """The form in which an algorithm compares replies; see `Needs.pairs` and `Needs.labels`."""
 PREFERRED = ("chosen", "rejected")
-REPLIES: Mapping[tuple[str, str], str] = {
-    PREFERRED: "TRL",
-    ("preferred_output", "non_preferred_output"): "OpenAI",
-}
+REPLIES: Mapping[tuple[str, str], str] = {PREFERRED: "TRL", ("preferred_output", "non_preferred_output"): "OpenAI"}
 ASKED: Mapping[str, bool] = {"prompt": False, "question": True, "instruction": True, "query": True}
 """Columns of a pair's prompt that may be text, and whether such text is a user's message for certain."""
 LISTED = ("messages", "conversations", "input.messages")

@@ -299,14 +299,7 @@ class Stream:
         await asyncio.shield(ready)
         size, seconds = self.group_size, self.rollouts.limits.group_deadline
         await self.rollouts.generate(
-            group,
-            self.actor,
-            size,
-            phase=TRAIN,
-            step=group.step,
-            seconds=seconds,
-            ended=ended,
-            greedy=self.greedy,
+            group, self.actor, size, phase=TRAIN, step=group.step, seconds=seconds, ended=ended, greedy=self.greedy
         )
         self.buffer.put(group)
         if len(self.buffer.begun) == len(self.buffer.finished):

@@ -104,10 +104,6 @@ class ShardRole:
 async def serve_workers(config: ServeConfig, announce: Callable[[str], object]) -> None:
     """Serve until cancelled, or until a worker ends repeatedly.
 
-    Args:
-        config: the settings.
-        announce: is called with the address.
-
     Raises:
         InfraError: a port is taken, or a worker does not stay up.
     """

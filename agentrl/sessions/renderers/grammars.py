@@ -8,22 +8,11 @@ from __future__ import annotations
 
 import re
 
+from agentrl.sessions.renderers import readers
 from agentrl.sessions.renderers.base import SpanKind
 from agentrl.sessions.renderers.calls import read_hermes
 from agentrl.sessions.renderers.families.gemma_notation import QUOTE, read_gemma
 from agentrl.sessions.renderers.grammar import Grammar, Reader, Region, RegionExit
-from agentrl.sessions.renderers.readers import (
-    read_deepseek,
-    read_dsml,
-    read_glm,
-    read_harmony,
-    read_kimi,
-    read_llama,
-    read_minimax,
-    read_mistral,
-    read_pythonic,
-    read_qwen_xml,
-)
 
 CONTENT, REASONING, CALL, MARKUP = SpanKind.CONTENT, SpanKind.REASONING, SpanKind.TOOL_CALL, SpanKind.MARKUP
 
@@ -69,11 +58,11 @@ def make_tagged(
 _GLM_INNER = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 HERMES = make_tagged(read_hermes)
-QWEN_CODER = make_tagged(read_qwen_xml, before="\n\n")
-GLM = make_tagged(read_glm, inner=_GLM_INNER, lead="\n", think="", after="\n")
-GLM_5 = make_tagged(read_glm, before="", inner=_GLM_INNER, think="", after="")
-DSML = make_tagged(read_dsml, tag="｜DSML｜tool_calls", before="\n\n", think="", after="")
-MINIMAX = make_tagged(read_minimax, tag="minimax:tool_call")
+QWEN_CODER = make_tagged(readers.read_qwen_xml, before="\n\n")
+GLM = make_tagged(readers.read_glm, inner=_GLM_INNER, lead="\n", think="", after="\n")
+GLM_5 = make_tagged(readers.read_glm, before="", inner=_GLM_INNER, think="", after="")
+DSML = make_tagged(readers.read_dsml, tag="｜DSML｜tool_calls", before="\n\n", think="", after="")
+MINIMAX = make_tagged(readers.read_minimax, tag="minimax:tool_call")
 
 PLAIN = Grammar(
     start="content",
@@ -105,7 +94,7 @@ LLAMA = Grammar(
         "content": Region(CONTENT, {"<|python_tag|>": RegionExit("call")}, opens={"{": "call", "[": "call"}),
         "call": Region(CALL, open_end=True),
     },
-    read=read_llama,
+    read=readers.read_llama,
 )
 
 _PYTHONIC = ("<function_calls>", "<|tool_call_start|>", "<|python_start|>")
@@ -127,7 +116,7 @@ PYTHONIC = Grammar(
         ),
         "between": Region(CONTENT, {mark: RegionExit("tagged") for mark in _PYTHONIC}, blank_is_markup=True),
     },
-    read=read_pythonic,
+    read=readers.read_pythonic,
 )
 """Llama 4 writes a list, with or without tags around it, OLMo 3 a call on each line, LFM2 a list in tags."""
 
@@ -140,7 +129,7 @@ MISTRAL = Grammar(
             CALL, {mark: RegionExit("calls") for mark in ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")}, open_end=True
         ),
     },
-    read=read_mistral,
+    read=readers.read_mistral,
 )
 
 
@@ -164,7 +153,7 @@ def _in_section(section: tuple[str, str], call: tuple[str, str, str], read: Read
 _DEEPSEEK = (
     ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    read_deepseek,
+    readers.read_deepseek,
 )
 DEEPSEEK = _in_section(*_DEEPSEEK, think="\n")
 DEEPSEEK_V31 = _in_section(*_DEEPSEEK)
@@ -172,7 +161,7 @@ DEEPSEEK_V31 = _in_section(*_DEEPSEEK)
 KIMI = _in_section(
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-    read_kimi,
+    readers.read_kimi,
 )
 
 
@@ -200,7 +189,7 @@ HARMONY = Grammar(
         "call": Region(CALL, {"<|end|>": RegionExit("next")}, open_end=True, closing="<|call|>"),
         "next": Region(MARKUP, {"<|start|>": RegionExit("header")}),
     },
-    read=read_harmony,
+    read=readers.read_harmony,
 )
 """`commentary` without a recipient is a preamble for the user, and so content."""
 

@@ -105,7 +105,8 @@ def _list_changed(renderer: Renderer, path: Sequence[Node]) -> Iterator[tuple[in
     marks = {added[mark] for mark in THINKING if mark in added}
     for place, node in enumerate(path):
         thinks = node.message.reasoning_content or not marks.isdisjoint(node.token_ids)
-        if node.message.role != "assistant" or not thinks or _is_stripped(node):
+        is_stripped = node.copy_of is not None and not node.message.reasoning_content
+        if node.message.role != "assistant" or not thinks or is_stripped:
             continue
         before, message = path[place - 1] if place else None, _without_reasoning(node.message)
         if isinstance(renderer, RendersPastTurns):
@@ -121,10 +122,6 @@ def _copy(node: Node, token_ids: Sequence[int]) -> RenderedMessage:
     original = node.id if node.copy_of is None else node.copy_of
     seen = {name: data for name, data in node.attachments.items() if name == images.NAME}
     return RenderedMessage(message, list(token_ids), original, attachments=seen)
-
-
-def _is_stripped(node: Node) -> bool:
-    return node.copy_of is not None and not node.message.reasoning_content
 
 
 def _without_reasoning(message: Message) -> Message:

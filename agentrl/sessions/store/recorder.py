@@ -36,19 +36,15 @@ class Records(Protocol):
 
     async def resume(self, session: Session, state: bytes | None) -> None:
         """See `Recorder.resume`."""
-        ...
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """See `Recorder.update`."""
-        ...
 
     async def end(self, session: Session) -> None:
         """See `Recorder.end`."""
-        ...
 
     def save_soon(self, session: Session) -> object:
         """See `Recorder.save_soon`."""
-        ...
 
 
 def snapshot(session: Session, nodes: int | None = None) -> Session:

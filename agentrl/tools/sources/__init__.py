@@ -214,7 +214,7 @@ async def _start(name: str, source: ToolSource) -> NamedSource:
     except Exception as error:
         raise ConfigError(f"{where} can't be started: {type(error).__name__}: {error}") from error
     tools = _choose(listed, config.only, f"tools.{name}")
-    names = {tool.name: name if source.single else _full_name(name, tool.name) for tool in tools}
+    names = {tool.name: name if source.single else f"{name}{SEPARATOR}{_ODD.sub('_', tool.name)}" for tool in tools}
     for tool in tools:
         _check(tool, names, where)
     return NamedSource(name, source, tools, names)
@@ -229,10 +229,6 @@ def _choose(tools: Sequence[Tool], only: Sequence[str], setting: str) -> list[To
                 f"{setting}.only: there is no tool {wanted!r}{hint} (tools: {', '.join(known) or 'none'})"
             )
     return [known[name] for name in only] if only else list(tools)
-
-
-def _full_name(section: str, tool: str) -> str:
-    return f"{section}{SEPARATOR}{_ODD.sub('_', tool)}"
 
 
 def _check(tool: Tool, names: Mapping[str, str], where: str) -> None:

@@ -117,9 +117,7 @@ def trainable_nodes(session: Session, *, demonstrated: bool = False) -> list[Nod
 
 
 def weigh(
-    groups: Mapping[str, Sequence[Session]],
-    advantages: Mapping[NodeKey, Sequence[Advantage]],
-    config: AlgoConfig,
+    groups: Mapping[str, Sequence[Session]], advantages: Mapping[NodeKey, Sequence[Advantage]], config: AlgoConfig
 ) -> dict[NodeKey, tuple[NodeAdvantage, ...]]:
     """Fold the normaliser that the configuration names into a weight for each node's shares.
 

@@ -255,15 +255,7 @@ def _of_owner(
     place: NDArray[np.int64],
     token: NDArray[np.int64],
 ) -> Iterator[Pairs]:
-    """The pairs of an owner's tokens in a segment, for each sequence.
-
-    Args:
-        through: the sequences through the owner's node.
-        turn: the number of its turn.
-        shares: the node's advantages.
-        place: the tokens' indices in the node.
-        token: their indices in the forest.
-    """
+    """The pairs of an owner's tokens in a segment, for each sequence."""
     inside = [place < (np.inf if each.end is None else each.end) for each in through]
     weights = np.array([share.weight for share in shares])
     advantages = np.stack([_at(share, place) for share in shares])

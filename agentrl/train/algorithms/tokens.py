@@ -18,6 +18,30 @@ Summand = Callable[[Tensor, Tensor], Tensor]
 """A function of log-ratios and of their sequences' mean advantages, [Q] each for (token, sequence) pairs: [Q]."""
 
 
+NO_SEQUENCES = "this loss reads sequences: its algorithm's `needs.sequence` must be 'turn' or 'session'"
+NO_PAIRS = "this loss compares sequences: its algorithm needs `needs.pairs`, and pairs in its credit"
+
+
+class NeededColumn:
+    """A column of `Tokens` that is None where the algorithm did not ask for it; a loss that reads it then is refused.
+
+    Args:
+        refusal: what is said then, by InvalidInput.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._field = f"_{name}"
+
+    def __get__(self, tokens: Tokens, owner: type) -> Tensor:
+        column: Tensor | None = getattr(tokens, self._field)
+        if column is None:
+            raise InvalidInput(self._refusal)
+        return column
+
+
 @dataclass(slots=True)
 class Tokens:
     """The trained tokens of a forest, one entry each; for a sequence-level loss one for each (token, sequence) pair.
@@ -95,6 +119,18 @@ class Tokens:
     fields: dict[str, Column] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
     weighted: dict[str, Tensor] = field(default_factory=dict)
+    marked = NeededColumn("this loss marks tokens of a batch: call `Algorithm.mark(forests)` before the step")
+    sequence_log_ratio = NeededColumn(NO_SEQUENCES)
+    sequence_term_sum = NeededColumn(NO_SEQUENCES)
+    sequence_length = NeededColumn(NO_SEQUENCES)
+    sequence_advantage = NeededColumn(NO_SEQUENCES)
+    sequence_logp = NeededColumn(NO_PAIRS)
+    partner_logp = NeededColumn(NO_PAIRS)
+    sequence_ref_logp = NeededColumn(NO_PAIRS)
+    partner_ref_logp = NeededColumn(NO_PAIRS)
+    partner_length = NeededColumn(NO_PAIRS)
+    divergence = NeededColumn("this loss reads labels: its algorithm needs `needs.labels`, and labels in its credit")
+    teacher_divergence = NeededColumn("this loss reads a teacher's divergence, which this trainer does not compute")
 
     @classmethod
     def of(cls, logp: Tensor, entropy: Tensor, rows: Rows, version: int, proximal: Proximal = "behaviour") -> Tokens:
@@ -125,72 +161,6 @@ class Tokens:
     def ratio(self) -> Tensor:
         """The probability ratio pi / pi_old: [P]."""
         return torch.exp(self.logp - self.old_logp)
-
-    @property
-    def marked(self) -> Tensor:
-        """The column `marked` of the class."""
-        if self._marked is None:
-            raise InvalidInput("this loss marks tokens of a batch: call `Algorithm.mark(forests)` before the step")
-        return self._marked
-
-    @property
-    def sequence_log_ratio(self) -> Tensor:
-        """The column `sequence_log_ratio` of the class."""
-        return _require(self._sequence_log_ratio)
-
-    @property
-    def sequence_term_sum(self) -> Tensor:
-        """The column `sequence_term_sum` of the class."""
-        return _require(self._sequence_term_sum)
-
-    @property
-    def sequence_length(self) -> Tensor:
-        """The column `sequence_length` of the class."""
-        return _require(self._sequence_length)
-
-    @property
-    def sequence_advantage(self) -> Tensor:
-        """The column `sequence_advantage` of the class."""
-        return _require(self._sequence_advantage)
-
-    @property
-    def sequence_logp(self) -> Tensor:
-        """The column `sequence_logp` of the class."""
-        return _require_pairs(self._sequence_logp)
-
-    @property
-    def partner_logp(self) -> Tensor:
-        """The column `partner_logp` of the class."""
-        return _require_pairs(self._partner_logp)
-
-    @property
-    def sequence_ref_logp(self) -> Tensor:
-        """The column `sequence_ref_logp` of the class."""
-        return _require_pairs(self._sequence_ref_logp)
-
-    @property
-    def partner_ref_logp(self) -> Tensor:
-        """The column `partner_ref_logp` of the class."""
-        return _require_pairs(self._partner_ref_logp)
-
-    @property
-    def partner_length(self) -> Tensor:
-        """The column `partner_length` of the class."""
-        return _require_pairs(self._partner_length)
-
-    @property
-    def divergence(self) -> Tensor:
-        """The column `divergence` of the class."""
-        if self._divergence is None:
-            raise InvalidInput("this loss reads labels: its algorithm needs `needs.labels`, and labels in its credit")
-        return self._divergence
-
-    @property
-    def teacher_divergence(self) -> Tensor:
-        """The column `teacher_divergence` of the class."""
-        if self._teacher_divergence is None:
-            raise InvalidInput("this loss reads a teacher's divergence, which this trainer does not compute")
-        return self._teacher_divergence
 
     def take(self, index: Tensor) -> Tokens:
         """Some of the tokens, by a mask or their indices, with their metrics."""
@@ -271,15 +241,3 @@ def old_policy(logp: Tensor, rows: Rows, version: int, proximal: Proximal = "beh
 def is_stale(sampled: Tensor, version: int) -> Tensor:
     """Return which tokens an older version than the trainer's sampled; `sampled` and the result have one shape."""
     return (sampled >= 0) & (sampled < version)
-
-
-def _require(values: Tensor | None) -> Tensor:
-    if values is None:
-        raise InvalidInput("this loss reads sequences: its algorithm's `needs.sequence` must be 'turn' or 'session'")
-    return values
-
-
-def _require_pairs(values: Tensor | None) -> Tensor:
-    if values is None:
-        raise InvalidInput("this loss compares sequences: its algorithm needs `needs.pairs`, and pairs in its credit")
-    return values

@@ -11,18 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from agentrl.train.algorithms import gae
+from agentrl.train.algorithms import credit, gae
 from agentrl.train.algorithms.base import CriticConfig
-from agentrl.train.algorithms.credit import (
-    Advantage,
-    Credit,
-    NodeAdvantage,
-    NodeKey,
-    Values,
-    ids_by_group,
-    trainable_nodes,
-    weigh,
-)
 from agentrl.train.trainers.base import Critic
 from agentrl.types import Group, Node, Session
 
@@ -40,7 +30,7 @@ def compute_values(
     token_budget: int,
     seed: int = 0,
     paths: JointPaths | None = None,
-) -> Values:
+) -> credit.Values:
     """Compute the critic's value before each trainable token of the scored sessions, 0 at other tokens.
 
     That is its value, or with `normalize_returns` the normalised one.
@@ -57,8 +47,8 @@ def per_token(
     token_budget: int,
     seed: int = 0,
     view: int = 0,
-    choose: Callable[[Session], list[Node]] = trainable_nodes,
-) -> Values:
+    choose: Callable[[Session], list[Node]] = credit.trainable_nodes,
+) -> credit.Values:
     """A number for each trainable token of the scored sessions, 0 at other tokens.
 
     Args:
@@ -72,7 +62,7 @@ def per_token(
     from agentrl.train.forest.packing import pack_with_spans  # which loads torch, and settings are read without it
 
     nodes = {(s.id, n.id): n for group in groups for s in group.scored for n in choose(s)}
-    every = Credit({key: (NodeAdvantage(0.0, 1.0),) for key in nodes})
+    every = credit.Credit({key: (credit.NodeAdvantage(0.0, 1.0),) for key in nodes})
     packed = list(pack_with_spans(groups, every, token_budget, seed=seed, view=view))
     found = {key: [0.0] * len(node.token_ids) for key, node in nodes.items()}
     if not packed:
@@ -86,14 +76,14 @@ def per_token(
 
 def mean_return(groups: Sequence[Group], config: CriticConfig) -> float:
     """The mean over trained tokens, by their weight in the loss, of the discounted return from each; 0 without any."""
-    scored = ids_by_group(groups)
-    returns: dict[NodeKey, tuple[Advantage, ...]] = {}
+    scored = credit.ids_by_group(groups)
+    returns: dict[credit.NodeKey, tuple[credit.Advantage, ...]] = {}
     for session in (session for sessions in scored.values() for session in sessions):
         steps = gae.all_steps(session)
         nothing = {node: [0.0] * len(session.nodes[node].token_ids) for node in steps}
         for node, whole in gae.advantages(session, nothing, config.gamma, 1.0, config.gae_step).items():
             returns[session.id, node] = ([whole[i] for i in steps[node]],)
-    weights = {key: share.weight for key, (share,) in weigh(scored, returns, config).items()}
+    weights = {key: share.weight for key, (share,) in credit.weigh(scored, returns, config).items()}
     total = math.fsum(weight * len(returns[key][0]) for key, weight in weights.items())  # type: ignore[arg-type]
     summed = math.fsum(weight * math.fsum(returns[key][0]) for key, weight in weights.items())  # type: ignore[arg-type]
     return summed / total if total else 0.0

@@ -11,15 +11,7 @@ from pathlib import Path
 
 from agentrl.config import yaml_settings
 from agentrl.errors import ConfigError
-from agentrl.train.chain.planning import (
-    Chain,
-    Stage,
-    begin_config,
-    kept_settings,
-    name_stage,
-    outputs_read,
-    resume_config,
-)
+from agentrl.train.chain import planning
 from agentrl.train.display.console import Display
 from agentrl.train.driver.launch import train_run
 from agentrl.train.driver.result import TrainResult
@@ -44,7 +36,7 @@ class ChainResult(TrainResult):
     stages: dict[str, TrainResult] = field(default_factory=dict)
 
 
-async def train_chain(plan: Chain, display: Display) -> ChainResult:
+async def train_chain(plan: planning.Chain, display: Display) -> ChainResult:
     """Train the stages that are not done yet, each as the run that it is.
 
     Raises:
@@ -63,7 +55,7 @@ async def train_chain(plan: Chain, display: Display) -> ChainResult:
             try:
                 record, result = await _train_stage(plan, stage, record, display)
             except Exception as error:
-                name_stage(error, stage.name)
+                planning.name_stage(error, stage.name)
                 if results and not getattr(error, "__notes__", ()):
                     error.add_note(f"once that is fixed, {chain.resume_hint(record)}")
                 raise
@@ -77,13 +69,13 @@ async def train_chain(plan: Chain, display: Display) -> ChainResult:
 
 
 async def _train_stage(
-    plan: Chain, stage: Stage, record: ChainRecord, display: Display
+    plan: planning.Chain, stage: planning.Stage, record: ChainRecord, display: Display
 ) -> tuple[ChainRecord, TrainResult]:
     folder = plan.path / stage.name
     if (folder / "config.yaml").exists():
-        config = resume_config(plan, stage, record)
+        config = planning.resume_config(plan, stage, record)
     else:
-        config = begin_config(plan, stage, record)
+        config = planning.begin_config(plan, stage, record)
         record = record.changed(stage.name, state=StageState.BEGUN, start=_start(plan, stage, config.played_by, record))
         record.write()
     if stage.best_of is not None:
@@ -112,9 +104,9 @@ async def _keep_best(
     return record, TrainResult(folder, None, None, [])
 
 
-def _start(plan: Chain, stage: Stage, model: str, record: ChainRecord) -> StageStart:
+def _start(plan: planning.Chain, stage: planning.Stage, model: str, record: ChainRecord) -> StageStart:
     """The model that a stage begins with; the digest is of what an earlier stage recorded."""
-    read = outputs_read(stage, record)
+    read = planning.outputs_read(stage, record)
     if stage.model is None:
         return StageStart(None, model, "", read)
     folder = Path(model)
@@ -122,7 +114,7 @@ def _start(plan: Chain, stage: Stage, model: str, record: ChainRecord) -> StageS
 
 
 @contextmanager
-def _open(plan: Chain) -> Iterator[ChainRecord]:
+def _open(plan: planning.Chain) -> Iterator[ChainRecord]:
     """The chain's folder with its manifest, locked; removed where a new chain fails before a stage has anything."""
     path, record = plan.path, plan.begun_record()
     try:
@@ -131,7 +123,7 @@ def _open(plan: Chain) -> Iterator[ChainRecord]:
         raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}; name another") from None
     held = lock.RunLock(path)
     try:
-        write_atomically(path / chain.SETTINGS, yaml_settings.write(kept_settings(plan)).encode())
+        write_atomically(path / chain.SETTINGS, yaml_settings.write(planning.kept_settings(plan)).encode())
         record.write()
         yield record
     except Exception:

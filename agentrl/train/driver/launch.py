@@ -54,14 +54,7 @@ from agentrl.train.driver.result import TrainResult
 from agentrl.train.driver.session_worker import holding
 from agentrl.train.evaluation.probe import HeldOutProbe
 from agentrl.train.offline.run import train_on_data
-from agentrl.train.plan.model_checks import (
-    engine_settings,
-    is_driven_hard,
-    loads_meanwhile,
-    prove_trainer,
-    require_recording,
-    suit_engines,
-)
+from agentrl.train.plan import model_checks
 from agentrl.train.plan.placing import reserve
 from agentrl.train.plan.room import check_room, split_budgets
 from agentrl.train.record import data_identity, recording
@@ -144,8 +137,8 @@ async def load_policy(
     await asyncio.to_thread(reserve, nodes, machines, learners, config.policies, base, averaged=averaged)
     await opened.enter_async_context(cluster.while_not_lost(nodes.lost))
     # first, since a server loads while the renderer is proved
-    apart = publishes and is_driven_hard(config, base)
-    settings = engine_settings(own, config.rollout, machines, apart=apart)
+    apart = publishes and model_checks.is_driven_hard(config.rollout, config.steps, base)
+    settings = model_checks.engine_settings(own, config.rollout, machines, apart=apart)
     engine: Engine = make_engines(settings, own.fleet, own.weights, base, count_beside(MAIN, config.fleets))
     opened.push_async_callback(engine.close)
     renderer = get_renderer(base, own.model.renderer, own.model.stop)
@@ -154,7 +147,7 @@ async def load_policy(
         budgets = partial(split_budgets, each.engine, each.model.name, base, each.rollout, each.eval)
         for line in await check_room(budgets, make_env, renderer, chosen, each.agents, each.agent, each.seed):
             say(line)
-    require_recording(own.trainer, own.engine, engine)
+    model_checks.require_recording(own.trainer, own.engine, engine)
     recorded = None
     if config.rerun:
         answers = config.rerun_answers == "compare"
@@ -182,7 +175,7 @@ async def open_rollouts(
     served = await enter(serve_judges(config.rewards, config.policies, loaded.base))
     config = config.model_copy(update={"rewards": served})
     learners, limits, machines = config.learners, config.rollout, config.cluster
-    main, policies = learners[MAIN], suit_engines(learners, config.policies, limits, machines)
+    main, policies = learners[MAIN], model_checks.suit_engines(learners, config.policies, limits, machines)
     if trains:
         main = share_weights(main, machines, folder)
         policies = {name: share_weights(each, machines, folder) for name, each in policies.items()}
@@ -225,8 +218,8 @@ async def _check_engines(run: OpenRun, rollouts: Rollouts, base: Path) -> None:
     for name, policy in rollouts.policies.items():
         with named_as_given(config.policies, name.partition("/")[0]):  # past/3 is a version of `past`
             await require_attached(filter(None, [policy.engine]))
-    if loads_meanwhile(config.data, config.engine):
-        prove_trainer(config.trainer, base, config.model.name, config.engine.max_context, run.display)
+    if model_checks.loads_meanwhile(config.data, config.engine):
+        model_checks.prove_trainer(config.trainer, base, config.model.name, config.engine.max_context, run.display)
 
 
 async def open_measure(training: AsyncExitStack, loop: Loop, rollouts: Rollouts, act: Act) -> Measure:
@@ -235,7 +228,7 @@ async def open_measure(training: AsyncExitStack, loop: Loop, rollouts: Rollouts,
     limits, label = config.eval.limits(config.rollout), config.eval.label
     policy = rollouts.policy
     if config.eval.weights == "averaged":
-        settings = engine_settings(config.learners[MAIN], config.rollout, config.cluster)
+        settings = model_checks.engine_settings(config.learners[MAIN], config.rollout, config.cluster)
         policy = await training.enter_async_context(averaged_policy(policy, settings))
         await wait_until_started(policy.engine)
     played = rollouts.limited(limits, apart=config.eval.concurrency is not None, policy=policy)

@@ -112,19 +112,15 @@ class Learner(Protocol):
 
     async def learn(self, batch: Batch) -> dict[str, float]:
         """Train on a batch; returns metrics. The trainer has the next version then, and the algorithm has seen them."""
-        ...
 
     async def record(self) -> None:
         """Write what only the learner has of the last batch into the run's record."""
-        ...
 
     async def digests(self, **filters: Any) -> dict[str, str]:
         """Digests of the stored sessions that fit every filter, by id; see `Store.digests`."""
-        ...
 
     async def close(self) -> None:
         """End what learning opened; idempotent."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,8 @@ def _units(groups: Sequence[Group], credit: Credit, home: Mapping[str, int]) -> 
         join(home[pair.chosen[0]], home[pair.rejected[0]])
     units: dict[int, _Members] = {}
     for index, group in enumerate(groups):
-        units.setdefault(first(index), _Members()).take(_Members([index], _count_trained(group, credit)))
+        units.setdefault(first(index), _Members()).take(_Members([index], sum(_tokens(group, credit.shares).values())))
     return list(units.values())
-
-
-def _count_trained(group: Group, credit: Credit) -> int:
-    return sum(_tokens(group, credit.shares).values())
 
 
 def _tokens(group: Group, shares: Mapping[NodeKey, object]) -> dict[NodeKey, int]:

@@ -147,7 +147,7 @@ async def open_run(config: RunConfig, display: Display, algorithms: Mapping[str,
         enter(watchdog.Watchdog(folder.path, config.watchdog.timeout, stop))
         enter(logs.write_log(folder.path / logs.NAME, folder.path.name, secret_values(config)))
         enter(tracing.export_spans(config.tracing, {"agentrl.run": folder.path.name}, display.warn))
-        for note in late_rates(config):
+        for note in late_rates(config.learners, config.learning_steps):
             display.warn(note)
         yield OpenRun(config, folder, store, display, algorithms, opened)
 

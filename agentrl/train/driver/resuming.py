@@ -17,12 +17,12 @@ from typing import Any
 import orjson
 
 from agentrl.common import formats
+from agentrl.common.scratch import remove
 from agentrl.config import AlgoConfig, RunConfig
 from agentrl.config.learners import OWN
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
 from agentrl.train.record import kept_code, manifest
-from agentrl.train.record.files import remove
 from agentrl.types import MAIN
 
 FIXED = (

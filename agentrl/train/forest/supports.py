@@ -63,13 +63,7 @@ class _Fields:
         self.penalties = np.tile(np.array((1, 0, 0, 0), dtype=np.float32), (total, 1))
 
     def write(
-        self,
-        at: int,
-        start: int,
-        trained: NDArray[np.int64],
-        found: support.Support,
-        node: Node,
-        session: Session,
+        self, at: int, start: int, trained: NDArray[np.int64], found: support.Support, node: Node, session: Session
     ) -> None:
         """Write a turn's `trained` tokens of those from the node's `start` on, which are at `at` in the forest."""
         sampling, turn = node.drawn_with, (session.id, node.id)

@@ -126,8 +126,4 @@ def options(kind: str | None, grading: str | None, strings: str | None) -> dict[
     for name, (value, values) in allowed.items():
         if value is not None and value not in values:
             raise ConfigError(f"{name} {value!r}: allowed are {', '.join(sorted(values))}")
-    return {
-        "kind": Kind(kind) if kind else None,
-        "grading": Grading(grading) if grading else None,
-        "strings": strings,
-    }
+    return {"kind": Kind(kind) if kind else None, "grading": Grading(grading) if grading else None, "strings": strings}

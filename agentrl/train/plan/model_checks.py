@@ -19,7 +19,6 @@ from agentrl.config import (
     Policies,
     PolicyConfig,
     RolloutConfig,
-    RunConfig,
     TrainerConfig,
 )
 from agentrl.config.learners import LearnerConfig, Learners, named_as_given
@@ -186,13 +185,12 @@ def compare_loaded(
     return found
 
 
-def is_driven_hard(config: RunConfig, base: Path) -> bool:
+def is_driven_hard(limits: RolloutConfig, steps: int, base: Path) -> bool:
     """Return whether an engine of a small model waits for the run's own Python, and that long enough to be apart.
 
     With such a model the sessions cost as much of the interpreter's lock as the engine, which takes seconds to start.
     """
-    limits = config.rollout
-    many = config.steps * limits.groups_per_step * limits.group_size >= MANY_SESSIONS
+    many = steps * limits.groups_per_step * limits.group_size >= MANY_SESSIONS
     return many and len(cores.list_allowed()) > 1 and cores.is_small(base) and not sees(base)
 
 

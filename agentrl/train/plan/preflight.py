@@ -20,6 +20,7 @@ from agentrl.config import (
     FleetConfig,
     GatewayConfig,
     LoraConfig,
+    ModelConfig,
     Policies,
     RewardConfig,
     RolloutConfig,
@@ -98,7 +99,11 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> di
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
-        _check_reading(config, config.data, algorithm, written_later=written_later)
+        if config.cluster.name != "local":
+            raise ConfigError(
+                f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far"
+            )
+        _check_reading(config.data, config.model, algorithm, written_later=written_later, resumed=bool(config.resume))
         check_layouts(config.learners, config.policies, begun)
         return algorithms
     if not algorithm.needs.engine:
@@ -174,29 +179,33 @@ def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:
         )
 
 
-def _check_reading(config: RunConfig, data: DataConfig, algorithm: Algorithm, *, written_later: WrittenLater) -> None:
+def _check_reading(
+    data: DataConfig, model: ModelConfig, algorithm: Algorithm, *, written_later: WrittenLater, resumed: bool
+) -> None:
     """Refuse what a run that reads its sessions can't do, and a model or a file that is not there."""
-    needs, file = algorithm.needs, written_later == "file" or not (written_later or is_run(data.name))
+    needs, algo, file = (
+        algorithm.needs,
+        algorithm.config,
+        written_later == "file" or not (written_later or is_run(data.name)),
+    )
     if file and needs.engine and not (needs.pairs or needs.labels):
         raise ConfigError(
-            f"data={data.name}: algo={config.algo.name} learns from rewards and log-probabilities, which only recorded "
+            f"data={data.name}: algo={algo.name} learns from rewards and log-probabilities, which only recorded "
             "sessions have: algo=sft imitates a file's conversations, algo=dpo, simpo, orpo, cpo and kto learn from a "
             "file's pairs, data=runs/NAME reads a run's sessions"
         )
-    if file and config.algo.kl_coef and config.algo.kl_as == "reward":
+    if file and algo.kl_coef and algo.kl_as == "reward":
         raise ConfigError(f"data={data.name}: algo.kl_as=reward needs sampled tokens; a file has algo.kl_as=loss")
     if needs.greedy or needs.counterfactuals:
         beside = "greedy sessions" if needs.greedy else "continuations"
-        raise ConfigError(f"data={data.name}: algo={config.algo.name} needs {beside}, which only a run that plays has")
-    if config.cluster.name != "local":
-        raise ConfigError(f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far")
+        raise ConfigError(f"data={data.name}: algo={algo.name} needs {beside}, which only a run that plays has")
     if not (written_later or is_hub(data.name)) and not Path(data.name).expanduser().exists():
         raise ConfigError(f"data={data.name}: {no_such_file(data.name)}")
     _check_kind(data, file=file)
-    check_name(config.model.renderer, "model.renderer")
-    if config.model.name != setup.TINY and not config.resume:
-        own = resolve(config.model.name, scores=algorithm.needs.head is not None)
-        get_renderer(own, config.model.renderer, config.model.stop)
+    check_name(model.renderer, "model.renderer")
+    if model.name != setup.TINY and not resumed:
+        own = resolve(model.name, scores=algorithm.needs.head is not None)
+        get_renderer(own, model.renderer, model.stop)
 
 
 def _check_kind(data: DataConfig, *, file: bool) -> None:
@@ -215,7 +224,7 @@ def check_rollouts(config: RunConfig) -> Env:
     _check_player(own, model, here, config.agent, config.gateway)
     make_measure(FILTERS, config.rollout.filter)
     make_measure(PRIORITIES, config.rollout.priority)
-    _check_known_elsewhere(config)
+    _check_known_elsewhere(config.env.name, config.cluster.environments)
     env = make(config.env.name, **config.env.kwargs)
     check_branching(config.rollout.branch, env, config.agent)
     check_agents(config.env.name, env, config.agents, config.policies, config.program, trains=True)
@@ -224,12 +233,12 @@ def check_rollouts(config: RunConfig) -> Env:
     return env
 
 
-def _check_known_elsewhere(config: RunConfig) -> None:
+def _check_known_elsewhere(name: str, workers: int) -> None:
     """Refuse an environment that workers would look for in vain."""
-    if config.cluster.environments and ENVS.is_of_process(config.env.name):
+    if workers and ENVS.is_of_process(name):
         raise ConfigError(
-            f"env={config.env.name!r} is registered in this process alone, and cluster.environments="
-            f"{config.cluster.environments} plays it in others: name its class by its file, env='path/to/file.py:CLASS'"
+            f"env={name!r} is registered in this process alone, and cluster.environments={workers} "
+            f"plays it in others: name its class by its file, env='path/to/file.py:CLASS'"
         )
 
 
@@ -237,7 +246,7 @@ def check_evaluation(config: RunConfig) -> None:
     """Look up what an evaluation's configuration names; a model that is known by name is fetched."""
     here = config.cluster.name == "local"
     _check_resident(config.rewards, config.cluster)
-    _check_known_elsewhere(config)
+    _check_known_elsewhere(config.env.name, config.cluster.environments)
     env = make(config.env.name, **config.env.kwargs)
     if is_remote(config.policy):
         check_api(config.policy, config.api, env)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import MODEL, PAST, START, ModelConfig, Policies, RunConfig
+from agentrl.config import MODEL, PAST, START, ModelConfig, Policies
 from agentrl.config.learners import Learners, named_as_given
 from agentrl.config.policies import list_players
 from agentrl.envs.base import Env, has_critic_view
@@ -55,10 +55,10 @@ def _first_model(model: ModelConfig, begun: str | None) -> Any:
     return model_shape(model) if model.name == TINY else model_settings(model_folder(model))
 
 
-def late_rates(config: RunConfig) -> Iterator[str]:
+def late_rates(learners: Learners, steps_of: Callable[[str], int]) -> Iterator[str]:
     """Yield a sentence for each warm-up, of a learning rate or a critic, that lasts as long as the run."""
-    for name, own in config.learners.items():
-        steps, algo, where = config.learning_steps(name), own.algo, "" if name == MAIN else f"{name}: "
+    for name, own in learners.items():
+        steps, algo, where = steps_of(name), own.algo, "" if name == MAIN else f"{name}: "
         if algo.warmup_steps >= steps:
             last = algo.lr * steps / (algo.warmup_steps + 1)
             yield (

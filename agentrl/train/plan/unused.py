@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import EvalConfig, RolloutConfig, RunConfig
+from agentrl.config import (
+    AlgoConfig,
+    DataConfig,
+    EngineConfig,
+    EvalConfig,
+    FleetConfig,
+    RolloutConfig,
+    RunConfig,
+    WeightsConfig,
+)
 from agentrl.config.learners import OWN
 from agentrl.config.unused import UseRule, list_unused, refuse
 from agentrl.rollout.remote import is_remote
@@ -28,88 +37,68 @@ PLAYING = (
 """Settings by which a run generates its sessions."""
 
 
-def _needs(run: RunConfig) -> Any:
+def _needs(algo: AlgoConfig) -> Any:
     from agentrl.train.algorithms import ALGORITHMS
 
-    return ALGORITHMS.find(run.algo.name)(run.algo).needs
+    return ALGORITHMS.find(algo.name)(algo).needs
 
 
-def _averages(run: RunConfig) -> bool:
-    needs = _needs(run)
+def _averages(algo: AlgoConfig) -> bool:
+    needs = _needs(algo)
     return not (needs.pairs or needs.labels or needs.head)
 
 
-def _samples(run: RunConfig) -> bool:
-    needs = _needs(run)
+def _samples(algo: AlgoConfig) -> bool:
+    needs = _needs(algo)
     return needs.engine and not (needs.pairs or needs.labels)
 
 
-def _has_reference(run: RunConfig) -> bool:
-    needs = _needs(run)
-    return bool(run.algo.kl_coef) or needs.reference or needs.reward_model
+def _has_reference(algo: AlgoConfig) -> bool:
+    needs = _needs(algo)
+    return bool(algo.kl_coef) or needs.reference or needs.reward_model
 
 
-def _replaces(run: RunConfig) -> bool:
+def _replaces(algo: AlgoConfig) -> bool:
     from agentrl.train.algorithms import ALGORITHMS, Algorithm
 
-    chooses = ALGORITHMS.find(run.algo.name).select is not Algorithm.select
-    return run.rollout.filter is not None or (chooses and getattr(run.algo, "dynamic_sampling", True))
+    chooses = ALGORITHMS.find(algo.name).select is not Algorithm.select
+    return chooses and getattr(algo, "dynamic_sampling", True)
 
 
-def _groups(run: RunConfig) -> bool:
+def _groups(data: DataConfig | None) -> bool:
     """Return whether what is read may be groups with rewards: not a file's rows."""
     from agentrl.envs.data.hub import is_hub
     from agentrl.rollout.sources.runs import is_run
 
-    if run.data is None:
+    if data is None:
         return True
-    path = Path(run.data.name).expanduser()
-    return not (is_hub(run.data.name) or path.exists()) or is_run(run.data.name)
+    return is_run(data.name) or not (is_hub(data.name) or Path(data.name).expanduser().exists())
 
 
-def _narrows(run: RunConfig) -> bool:
-    return bool(run.rollout.narrowed or run.eval.limits(run.rollout).narrowed or run.gateway.sampling == "client")
-
-
-def _is_served(run: RunConfig) -> bool:
+def _is_served(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, *, apart: bool) -> bool:
+    """Return whether weights are published; `apart`: the engine is not in the trainer's process where it needn't be."""
     from agentrl.rollout.engines import ENGINES
     from agentrl.rollout.fleet import has_publisher
 
-    engine = run.engine
-    if run.rollout.staleness or run.cluster.name != "local":
-        engine = ENGINES.find(engine.name).beside_trainer(engine)
-    return has_publisher(engine, run.fleet, run.weights)
+    return has_publisher(ENGINES.find(engine.name).beside_trainer(engine) if apart else engine, fleet, weights)
 
 
-def _starts_servers(run: RunConfig) -> bool:
-    return not (run.fleet.urls or getattr(run.engine, "url", None)) or run.weights.prove_every > 0
-
-
-def _has_checkpoints(run: RunConfig) -> bool:
-    return run.checkpoint_every <= run.steps
-
-
-def _has_evaluations(run: RunConfig) -> bool:
-    return run.eval.every is None or run.eval.every < run.steps
-
-
-def _has_ratios(run: RunConfig) -> bool:
-    several = run.algo.epochs > 1 or run.algo.minibatches > 1
-    return several or run.rollout.staleness > 0 or run.rollout.reuse > 0 or run.data is not None
-
-
-def _tracks(run: RunConfig, *names: str) -> bool:
-    return any(name in names or ":" in name for name in run.metrics)
+def _tracks(metrics: Iterable[str], *names: str) -> bool:
+    return any(name in names or ":" in name for name in metrics)
 
 
 WATCHING = "stall_timeout probe_every probe_timeout max_failures max_attempts max_restarts regain_restart_after"
 RULES = (
     UseRule("in a run that reads its sessions (data=)", PLAYED, lambda run: run.data is None),
     UseRule(
-        "with a file's rows (data=FILE), which have no rewards", "rollout.sampler=difficulty algo.shaping", _groups
+        "with a file's rows (data=FILE), which have no rewards",
+        "rollout.sampler=difficulty algo.shaping",
+        lambda run: _groups(run.data),
     ),
     UseRule(
-        "with a file's rows (data=FILE), which are judged", "algo.pairing algo.min_gap algo.desirable_above", _groups
+        "with a file's rows (data=FILE), which are judged",
+        "algo.pairing algo.min_gap algo.desirable_above",
+        lambda run: _groups(run.data),
     ),
     UseRule("agent", "cluster.gateways"),
     UseRule("rewards", "cluster.rewards"),
@@ -118,15 +107,23 @@ RULES = (
     UseRule(
         "with an algorithm over pairs, labels or scores, whose weights are its own",
         "algo.normalize algo.constant_tokens",
-        _averages,
+        lambda run: _averages(run.algo),
     ),
-    UseRule("with an algorithm over demonstrations, pairs, labels or scores", "algo.correction", _samples),
+    UseRule(
+        "with an algorithm over demonstrations, pairs, labels or scores",
+        "algo.correction",
+        lambda run: _samples(run.algo),
+    ),
     UseRule(
         "with an algorithm whose model has scores, and no distribution over tokens",
         "algo.kl_coef algo.entropy_coef algo.entropy_target",
-        lambda run: _needs(run).head is None,
+        lambda run: _needs(run.algo).head is None,
     ),
-    UseRule("without a reference (algo.kl_coef)", "algo.reference_decay trainer.reference=copy", _has_reference),
+    UseRule(
+        "without a reference (algo.kl_coef)",
+        "algo.reference_decay trainer.reference=copy",
+        lambda run: _has_reference(run.algo),
+    ),
     UseRule("rollout.staleness or rollout.reuse or data", "algo.correction.proximal"),
     UseRule("!rollout.branch.name=none", "algo.branch_baseline"),
     UseRule("!trainer.optimizer=sgd", "algo.betas"),
@@ -141,14 +138,22 @@ TOLD = (
         lambda run: run.data is None or run.asked_policies,
     ),
     UseRule("agent", "gateway rollout.retry_detection rollout.strict_fields"),
-    UseRule("without rollout.filter, or an algorithm that replaces groups (dapo)", "rollout.max_replaced", _replaces),
+    UseRule(
+        "without rollout.filter, or an algorithm that replaces groups (dapo)",
+        "rollout.max_replaced",
+        lambda run: run.rollout.filter is not None or _replaces(run.algo),
+    ),
     UseRule("lora.rank or lora.adapter", "engine.adapter_rank"),
     UseRule("engine.url or fleet.urls", "engine.api_key"),
-    UseRule("with a server that runs already", "engine.cores engine.log engine.threads", _starts_servers),
+    UseRule(
+        "with a server that runs already",
+        "engine.cores engine.log engine.threads",
+        lambda run: not (run.fleet.urls or getattr(run.engine, "url", None)) or run.weights.prove_every > 0,
+    ),
     UseRule(
         "where tokens are drawn from the whole vocabulary (rollout.top_p, top_k, min_p, strict_calls)",
         "engine.support_bytes",
-        _narrows,
+        lambda run: run.rollout.narrowed or run.eval.limits(run.rollout).narrowed or run.gateway.sampling == "client",
     ),
     UseRule("cluster.name=ray", "fleet.max_engines"),
     UseRule("with one engine", "fleet.max_imbalance", lambda run: run.fleet.count > 1 or run.fleet.max_engines),
@@ -156,17 +161,31 @@ TOLD = (
         "with one engine in the trainer's process",
         " ".join(f"fleet.{name}" for name in WATCHING.split())
         + " weights.mode weights.bucket_mb weights.dtype weights.verify weights.keep weights.dir",
-        _is_served,
+        lambda run: _is_served(
+            run.engine, run.fleet, run.weights, apart=run.rollout.staleness > 0 or run.cluster.name != "local"
+        ),
     ),
-    UseRule("without metrics=prometheus", "metrics_address", lambda run: _tracks(run, "prometheus")),
-    UseRule("without a tracker", "metrics_project", lambda run: _tracks(run, "wandb", "mlflow", "trackio")),
+    UseRule("without metrics=prometheus", "metrics_address", lambda run: _tracks(run.metrics, "prometheus")),
+    UseRule("without a tracker", "metrics_project", lambda run: _tracks(run.metrics, "wandb", "mlflow", "trackio")),
     UseRule("without policy=URL", "api", lambda run: is_remote(run.policy)),
-    UseRule("in so few steps: the last one has a checkpoint anyway", "checkpoint_every", _has_checkpoints),
-    UseRule("in so few steps: what is measured is the first policy and the last one", "eval.every", _has_evaluations),
+    UseRule(
+        "in so few steps: the last one has a checkpoint anyway",
+        "checkpoint_every",
+        lambda run: run.checkpoint_every <= run.steps,
+    ),
+    UseRule(
+        "in so few steps: what is measured is the first policy and the last one",
+        "eval.every",
+        lambda run: run.eval.every is None or run.eval.every < run.steps,
+    ),
     UseRule(
         "where a step makes one update from tokens of its own version: every ratio is 1",
         "algo.loss.clip_low algo.loss.clip_high algo.loss.dual_clip",
-        _has_ratios,
+        lambda run: (
+            max(run.algo.epochs, run.algo.minibatches) > 1
+            or max(run.rollout.staleness, run.rollout.reuse) > 0
+            or run.data is not None
+        ),
     ),
 )
 """Those of other machines, and of longer runs: one command, or file, is for a laptop as well."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import orjson
 
+from agentrl.common.scratch import remove
 from agentrl.train.driver.resuming import step_of
-from agentrl.train.record.files import remove, write_atomically
+from agentrl.train.record.files import write_atomically
 
 BEST = "best.json"
 """In the run's folder: the best checkpoint, with the metric and its value."""

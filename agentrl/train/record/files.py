@@ -123,15 +123,6 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder if it is there: under its name it is whole, or gone."""
-    away = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(away, ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        folder.rename(away)
-        shutil.rmtree(away, ignore_errors=True)
-
-
 def run_path(env: str, run_dir: str | None, rerun: str | None = None, prefix: str = "") -> Path:
     """Return a new run's folder: `run_dir`, or a name made of its environment and the time."""
     name = Path(env.partition(":")[0]).stem

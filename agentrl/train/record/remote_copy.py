@@ -30,6 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentrl.common import formats
+from agentrl.common.scratch import write_folder
 from agentrl.config.sections import named_folder
 from agentrl.errors import ConfigError
 from agentrl.train.display.console import Display
@@ -259,9 +260,6 @@ def download_resumed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def fetch(url: str, run: Path, say: Callable[[str], None]) -> Path:
     """Download the newest complete copy as a run's folder.
 
-    Returns:
-        `run`.
-
     Raises:
         ConfigError: there is no complete copy, a file of it is missing, or `run` is there.
     """
@@ -273,11 +271,9 @@ def fetch(url: str, run: Path, say: Callable[[str], None]) -> Path:
         raise ConfigError(f"resume={url}: no complete copy of a run there (step-….json is missing)")
     step, files = steps[-1], storage.index(steps[-1])
     say(f"downloading step {step} from {url} to {run} ({sum(files.values()) >> 20:,} MiB)")
-    beside = run.with_name(f".{run.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    for name, size in files.items():
-        storage.get(name, _inside(beside, _local(name, step), url), size)
-    beside.rename(run)
+    with write_folder(run) as beside:
+        for name, size in files.items():
+            storage.get(name, _inside(beside, _local(name, step), url), size)
     return run
 
 

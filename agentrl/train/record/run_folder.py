@@ -44,6 +44,7 @@ import orjson
 
 from agentrl import faults
 from agentrl.common import formats
+from agentrl.common.scratch import remove
 from agentrl.common.text_encoding import reads_utf8
 from agentrl.config import RunConfig, TrainerConfig, yaml_settings
 from agentrl.config.secrets import public
@@ -56,7 +57,7 @@ from agentrl.train.record import kept_code, ledger, manifest, provenance, rating
 from agentrl.train.record.best import remove_superseded
 from agentrl.train.record.chain import resume_command
 from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import append, keep_lines, read_metrics, remove, write_atomically
+from agentrl.train.record.files import append, keep_lines, read_metrics, write_atomically
 from agentrl.train.record.lock import RunLock
 from agentrl.train.record.seals import HELD_OUT, LOSSES, METRICS, SETTINGS, STREAM, Seals, digest, read_losses
 from agentrl.train.trackers import TRACKERS, Trackers
@@ -313,7 +314,7 @@ class RunFolder:
             self.seals.checkpoint(step, final.name, beside)
             faults.point("checkpoint.rename", beside)
         except Exception as error:
-            free = shutil.disk_usage(self.path).free >> 20
+            free = shutil.disk_usage(self.path).free >> 20  # before what was written goes
             shutil.rmtree(beside, ignore_errors=True)
             if isinstance(error, AgentRLError) and error.blame is Blame.USER:
                 raise

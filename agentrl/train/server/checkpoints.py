@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.common.scratch import remove, write_folder
 from agentrl.errors import InvalidInput
-from agentrl.train.record.files import remove, sync, write_atomically
+from agentrl.train.record.files import sync, write_atomically
 from agentrl.train.server.learner import SharedBase
 from agentrl.train.server.passes import RunAdapter
 from agentrl.train.server.served_run import ServedRun
@@ -59,17 +59,13 @@ def write_checkpoint(
 
     from agentrl.models.adapters import write_adapter
 
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    write_adapter(beside, adapter.saved(str(base.source.absolute())), base.layer_names())
-    (beside / ABOUT).write_text(json.dumps(asdict(about)))
-    if moments:
-        torch.save(adapter.state(), beside / STATE)
-    for file in beside.iterdir():
-        write_atomically(file, file.read_bytes())
-    remove(folder)
-    beside.rename(folder)
+    with write_folder(folder) as beside:
+        write_adapter(beside, adapter.saved(str(base.source.absolute())), base.layer_names())
+        (beside / ABOUT).write_text(json.dumps(asdict(about)))
+        if moments:
+            torch.save(adapter.state(), beside / STATE)
+        for file in beside.iterdir():
+            write_atomically(file, file.read_bytes())
     sync(folder.parent)
 
 

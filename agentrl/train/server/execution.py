@@ -15,14 +15,7 @@ from typing import Any
 from agentrl.errors import AgentRLError, Blame, InvalidInput
 from agentrl.models.adapters import read_adapter
 from agentrl.sessions.gateway.http.api_error import ApiError
-from agentrl.train.server.checkpoints import (
-    SCHEME,
-    STATE,
-    CheckpointInfo,
-    checked_name,
-    read_about,
-    write_checkpoint,
-)
+from agentrl.train.server.checkpoints import SCHEME, STATE, CheckpointInfo, checked_name, read_about, write_checkpoint
 from agentrl.train.server.config import ServeTrainingConfig
 from agentrl.train.server.learner import AdapterSpec, SharedBase
 from agentrl.train.server.messages import PROTOBUF, read_pass_request, write_pass_result

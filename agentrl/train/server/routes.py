@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentrl import __version__
+from agentrl.common.scratch import remove
 from agentrl.errors import InvalidInput
 from agentrl.sessions.gateway.http.api_error import ApiError
 from agentrl.sessions.gateway.http.requests import validate_body
-from agentrl.train.record.files import remove
 from agentrl.train.server import bodies
 from agentrl.train.server.checkpoints import KINDS, list_checkpoints, set_expiry, stamp
 from agentrl.train.server.learner import seed_of

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.common.scratch import remove
 from agentrl.errors import InvalidInput
-from agentrl.train.record.files import remove, write_atomically
+from agentrl.train.record.files import write_atomically
 
 if TYPE_CHECKING:
     from agentrl.train.server.passes import RunAdapter

@@ -26,5 +26,3 @@ TRACKERS: Registry[type[Tracker]] = Registry(
     },
     default=subclass_of(Tracker),
 )
-
-__all__ = ["TRACKERS", "Tracker", "Trackers"]

@@ -74,16 +74,13 @@ class AttentionPlan(Protocol):
         Returns:
             [1, T, heads, e].
         """
-        ...
 
     @property
     def depth(self) -> Tensor:
         """Each token's position along its path: [T]."""
-        ...
 
     def within(self, reach: Reach | None) -> AttentionPlan:
         """The plan under which a query sees no further along its path than `reach`; None: all of it."""
-        ...
 
 
 @dataclass(slots=True)

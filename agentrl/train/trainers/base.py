@@ -42,11 +42,9 @@ class Computing(Protocol):
             state: of the run's algorithm (`Algorithm.snapshot`), for the trainer's own instances of it; None leaves
                 those as they are.
         """
-        ...
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
         """Return each forest's log-probabilities of trained tokens, [T], 0 elsewhere."""
-        ...
 
 
 @runtime_checkable
@@ -55,7 +53,6 @@ class Rewarder(Computing, Protocol):
 
     def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
         """Return each forest's process rewards of trained tokens, [T], 0 elsewhere."""
-        ...
 
 
 @runtime_checkable
@@ -67,7 +64,6 @@ class Critic(Computing, Protocol):
 
         At its first call in a phase, a critic predicts `start` everywhere.
         """
-        ...
 
 
 @runtime_checkable
@@ -75,10 +71,7 @@ class JointCritic(Critic, Protocol):
     """A trainer whose critic may read other forests than the policy; its plug-in says so (`joint_critic`)."""
 
     def step(
-        self,
-        forests: Sequence[Forest],
-        state: Mapping[str, Any] | None = None,
-        value_forests: Sequence[Forest] = (),
+        self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None, value_forests: Sequence[Forest] = ()
     ) -> dict[str, float]:
         """Learn from a batch; see `Computing.step`.
 
@@ -88,7 +81,6 @@ class JointCritic(Critic, Protocol):
             value_forests: the forests that the critic learns from, with `algo.value_path=joint`: the same tokens are
                 trained in them, on other paths.
         """
-        ...
 
 
 @runtime_checkable
@@ -102,7 +94,6 @@ class Trainer(Computing, Protocol):
 
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """Begin a phase (warm start, reinforcement learning): fresh optimizer, schedule and, if wanted, reference."""
-        ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) pairs, one at a time, for engines to load.
@@ -110,23 +101,18 @@ class Trainer(Computing, Protocol):
         One that trains an adapter may have `parts()` beside it: smaller parts that are the same weights on an engine
         that has their base, by their kind (`rollout.weights.buckets.Weights`).
         """
-        ...
 
     def save(self, path: Path) -> None:
         """Write everything that resuming bit for bit needs, crash-atomically."""
-        ...
 
     def load(self, path: Path) -> None:
         """Load what `save` wrote: weights, moments, counts; the settings remain those of the last `begin`."""
-        ...
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder, tokenizer included, crash-atomically; the source folder may be gone."""
-        ...
 
     def close(self) -> None:
         """Release all resources; idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -142,7 +128,6 @@ class AdapterTrainer(Trainer, Protocol):
             whole: the whole model is trained, and an adapter that it has is merged first; else the adapter is trained,
                 which begins now where there is none.
         """
-        ...
 
     def set_base(self, folder: Path) -> None:
         """Note that a folder holds the base as it is now, which the trainer exported before its adapter began.
@@ -150,7 +135,6 @@ class AdapterTrainer(Trainer, Protocol):
         Checkpoints then say where it is, from the folder that they are in, and hold the adapter alone. The folder must
         stay there.
         """
-        ...
 
 
 @runtime_checkable
@@ -165,23 +149,18 @@ class BaseSharing(AdapterTrainer, Protocol):
 
         Modules that either trains in full stay its own.
         """
-        ...
 
     def mixing(self, others: Sequence[Trainer]) -> AbstractContextManager[None]:
         """Within the block make gradient passes together with others on the same base, each stepping in a thread."""
-        ...
 
     def prove_mixing(self) -> None:
         """Raise ConfigError where the base computes something else with trees of several adapters than with one's."""
-        ...
 
     def end_mixing(self) -> None:
         """Leave the others of `mixing`, which don't wait for it any more; called once its step has ended or failed."""
-        ...
 
     def follow_base(self, algo: AlgoConfig, total_steps: int) -> None:
         """Note that the trainer whose base it is has trained it whole, and take its version of the weights."""
-        ...
 
 
 @runtime_checkable
@@ -190,7 +169,6 @@ class MemoryReleasing(Trainer, Protocol):
 
     def release(self) -> None:
         """Give back the memory that computing needed; what follows takes it again."""
-        ...
 
 
 @runtime_checkable
@@ -203,7 +181,6 @@ class Averager(Trainer, Protocol):
         Raises:
             InvalidInput: it keeps none.
         """
-        ...
 
 
 class TrainerConnection(Computing, Protocol):
@@ -211,7 +188,6 @@ class TrainerConnection(Computing, Protocol):
 
     def close(self) -> None:
         """Close the connections; the trainer goes on. Idempotent."""
-        ...
 
 
 class TrainerAccess(Protocol):
@@ -225,7 +201,6 @@ class TrainerAccess(Protocol):
         Raises:
             TrainerError: one of them can't be reached.
         """
-        ...
 
 
 @runtime_checkable
@@ -241,7 +216,6 @@ class ShareableTrainer(Trainer, Protocol):
 
     def access(self) -> TrainerAccess:
         """Return another process's way to the trainer."""
-        ...
 
     def leased(self) -> AbstractContextManager[None]:
         """Let only the other process call the trainer meanwhile.
@@ -249,8 +223,6 @@ class ShareableTrainer(Trainer, Protocol):
         Where the block raises, the trainer is ended, because it is not known what it computed last. The error gets a
         note of each of the trainer's processes that has ended by itself.
         """
-        ...
 
     def stepped(self, version: int) -> None:
         """The other process has taken steps up to this version of the weights."""
-        ...

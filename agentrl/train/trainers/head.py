@@ -70,11 +70,7 @@ IDENTITY = Logits()
 
 
 def token_logps(
-    head: nn.Module,
-    hidden: Tensor,
-    rows: Rows,
-    chunk_elements: int | None = None,
-    shape: Logits = IDENTITY,
+    head: nn.Module, hidden: Tensor, rows: Rows, chunk_elements: int | None = None, shape: Logits = IDENTITY
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each row's target at its temperature, over what it was drawn from.
 

@@ -64,11 +64,9 @@ class KeptWeights(Protocol):
 
     def exchanged(self) -> AbstractContextManager[None]:
         """Swap the policy's weights and these within the block."""
-        ...
 
     def move_towards(self, decay: float) -> None:
         """Make these `decay` times themselves plus the rest times the policy's."""
-        ...
 
 
 class Updates(Protocol):
@@ -79,11 +77,9 @@ class Updates(Protocol):
 
     def rate(self) -> float:
         """The learning rate of this training step."""
-        ...
 
     def step(self) -> float:
         """Clip, update, clear the gradients; returns their norm before clipping."""
-        ...
 
 
 @dataclass

@@ -79,7 +79,6 @@ class Computes(Protocol):
 
     def logprobs(self, forests: Sequence[Forest]) -> list[Tensor]:
         """Return each forest's log-probabilities of trained tokens, [T], 0 elsewhere."""
-        ...
 
 
 @runtime_checkable
@@ -88,7 +87,6 @@ class Layered(Protocol):
 
     def layer_outputs(self, forest: Forest) -> list[Tensor]:
         """Each decoder layer's output for a forest, [T, d] each."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

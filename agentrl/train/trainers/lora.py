@@ -233,11 +233,7 @@ class Lora:
             self.changed = True
 
     def write(
-        self,
-        model: nn.Module,
-        state: Mapping[str, Tensor],
-        folder: Path,
-        side_files: Mapping[str, bytes],
+        self, model: nn.Module, state: Mapping[str, Tensor], folder: Path, side_files: Mapping[str, bytes]
     ) -> None:
         """Write the model with its adapter merged, and beside it, in folders, the adapter and a base of its own."""
         model.save_pretrained(folder, state_dict=dict(merge_adapter(state, self.shape.scale)))  # type: ignore[operator]

@@ -239,7 +239,7 @@ def _by_token(rows: Tensor, paths: Sequence[Tensor], count: int) -> Tensor:
 @contextmanager
 def record_layer_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the layers' outputs of the last call, in float32 in the CPU's memory."""
-    layers = layers_of(model)
+    layers = [layer for _, layer in named_layers(model)]
     kept = list[Tensor]([torch.empty(0)] * len(layers))
 
     def keep(place: int) -> Any:
@@ -255,11 +255,6 @@ def record_layer_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
     finally:
         for one in hooks:
             one.remove()
-
-
-def layers_of(model: Any) -> list[nn.Module]:
-    """A transformers model's decoder layers; none where they are not found."""
-    return [layer for _, layer in named_layers(model)]
 
 
 def named_layers(model: Any) -> list[tuple[str, nn.Module]]:

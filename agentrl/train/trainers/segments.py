@@ -21,12 +21,10 @@ class HeldAdapter(Protocol):
     @property
     def shape(self) -> AdapterShape:
         """Its settings."""
-        ...
 
     @property
     def matrices(self) -> Mapping[str, tuple[Any, Any]]:
         """Its matrices by layer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

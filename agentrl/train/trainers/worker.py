@@ -80,10 +80,7 @@ class WorkerComputing(RankComputing):
     """Computation in a trainer's worker, which is sent all forests as they are."""
 
     def step(
-        self,
-        forests: Sequence[Forest],
-        state: Mapping[str, Any] | None = None,
-        value_forests: Sequence[Forest] = (),
+        self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None, value_forests: Sequence[Forest] = ()
     ) -> dict[str, float]:
         beside = (list(value_forests),) if value_forests else ()  # which other trainers don't take
         metrics, self.version = self.ranks.call("step", list(forests), state, *beside)

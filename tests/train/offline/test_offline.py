@@ -203,11 +203,14 @@ def test_a_run_whose_gradients_are_never_finite_says_so_and_ends(
 
 
 def test_warm_ups_that_last_as_long_as_the_run_are_told() -> None:
-    late = {"steps": 5, "algo.warmup_steps": 5, "algo.lr": 6.0, "algo.value_warmup": 5}
-    first, second = late_rates(complete(spread({"env": "calculator", "algo.name": "ppo", **late})))
+    late = {"algo.warmup_steps": 5, "algo.lr": 6.0, "algo.value_warmup": 5}
+    config, longer = (
+        complete(spread({"env": "calculator", "algo.name": "ppo", **late, "steps": steps})) for steps in (5, 6)
+    )
+    first, second = late_rates(config.learners, config.learning_steps)
     assert "algo.warmup_steps=5 in 5 steps: the learning rate ends at 5 and never is algo.lr=6" in first
     assert "algo.value_warmup=5 in 5 steps" in second
-    assert not list(late_rates(complete(spread({"env": "calculator", "algo.name": "ppo", **late, "steps": 6}))))
+    assert not list(late_rates(longer.learners, longer.learning_steps))
 
 
 def test_a_run_that_reads_says_that_nothing_can_be_learned_from_it() -> None:

@@ -31,7 +31,10 @@ PLAYED = 12
 
 
 async def prompts(subject: Subject) -> AsyncIterator[str]:
-    """The prompt tells which task it is, where the expert's answer differs and it has looked nothing up."""
+    """The prompt tells which task it is.
+
+    It is checked where the expert's answer differs and it has looked nothing up.
+    """
     played = subject.played_by(EXPERT)
     if len(played) < FEWEST or len(subject.env.agents) > 1:
         return
@@ -50,7 +53,10 @@ async def prompts(subject: Subject) -> AsyncIterator[str]:
 
 
 async def splits(subject: Subject) -> AsyncIterator[str]:
-    """No task of one split is one of another but for numbers, spaces and capitals, or is told and solved alike."""
+    """No task is in two splits, nor one that is told and solved alike.
+
+    Numbers, spaces and capitals make no other task.
+    """
     for one, other in combinations(subject.splits, 2):
         if {one, other} <= TRAINED:
             continue

@@ -18,7 +18,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.check.subject import EXPERT, Episode, Subject
 from agentrl.envs.data.samples import sample
-from agentrl.envs.episode import ScriptedPolicy, play
+from agentrl.envs.episode import play
 from agentrl.errors import AgentRLError
 from agentrl.types import FunctionCall, Message, Task, ToolCall, parse_arguments
 
@@ -56,7 +56,9 @@ class Solved:
 
 
 async def in_prompt(subject: Subject) -> AsyncIterator[str]:
-    """The prompt does not contain the answer: copying it from there does not get the expert's reward.
+    """The prompt does not contain the answer.
+
+    Copying it from there does not get the expert's reward.
 
     The answers must be at the same position of each prompt, and not be part of what comes from the task's own data.
     """
@@ -91,7 +93,7 @@ async def in_tools(subject: Subject) -> AsyncIterator[str]:
 
 
 async def in_replies(subject: Subject) -> AsyncIterator[str]:
-    """Replies to wrong calls and a wrong answer do not contain the right one."""
+    """Errors and replies to a wrong answer do not tell the right one."""
     solved = [one async for one in _solve(subject)]
     if not _differ(solved):
         return
@@ -154,12 +156,8 @@ def _differ(solved: Sequence[Solved]) -> bool:
 
 async def _enough(subject: Subject, one: Solved, message: Message) -> bool:
     """Return whether this message as the first one gets the expert's reward."""
-    session = await play(subject.make(), one.task, _constant_policy(message), seed=subject.seed, max_turns=1)
+    session = await play(subject.make(), one.task, lambda env, messages: message, seed=subject.seed, max_turns=1)
     return session.score is not None and session.score >= one.score
-
-
-def _constant_policy(message: Message) -> ScriptedPolicy:
-    return lambda env, messages: message
 
 
 # ------------------------------------------------------------------------------------------------ what a text tells

@@ -14,18 +14,22 @@ Check = Callable[[Subject], AsyncIterator[str] | AsyncIterator[str | Note]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of an environment's contract.
+    """One rule of an environment's contract; what it proves is the first line of its check's docstring.
 
     Attributes:
         name: the rule's name in findings.
-        proves: what it proves, as a sentence.
-        fix: how an author fixes a violation.
         check: yields a message for each violation.
+        fix: how an author fixes a violation.
         alone: whether it is checked only where nothing else was found, because it starts processes.
     """
 
     name: str
-    proves: str
-    fix: str
     check: Check
+    fix: str
     alone: bool = False
+
+    @property
+    def proves(self) -> str:
+        """Return the promise, as a clause."""
+        sentence = (self.check.__doc__ or self.name).partition("\n")[0].removesuffix(".")
+        return sentence[0].lower() + sentence[1:]

@@ -27,7 +27,7 @@ async def unseeded(subject: Subject) -> AsyncIterator[str]:
 
 
 async def cut_off(subject: Subject) -> AsyncIterator[str]:
-    """A session that is cut off before its first step can be rewarded."""
+    """A session that is cut off in its first turn can be rewarded."""
     task = subject.tasks[0]
     subject.label(task, "agent that is cut off at once")
     try:

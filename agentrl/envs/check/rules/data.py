@@ -33,7 +33,10 @@ TYPE_KEYS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
 
 
 async def nonempty(subject: Subject) -> AsyncIterator[str]:
-    """Every split has tasks; this also reads those that the other rules check."""
+    """Every split has tasks.
+
+    It also reads the tasks that the other rules check.
+    """
     for split in subject.env.splits:
         try:
             listed, again = (list(islice(calls.tasks(env, split), LISTED)) for env in (subject.env, subject.make()))
@@ -46,7 +49,7 @@ async def nonempty(subject: Subject) -> AsyncIterator[str]:
 
 
 async def same_tasks(subject: Subject) -> AsyncIterator[str]:
-    """Two instances give the same tasks."""
+    """Two instances give the same tasks in the same order."""
     for split, (listed, again) in subject.splits.items():
         for index, (one, other) in enumerate(zip(listed, again, strict=False)):
             if not same_task(one, other):
@@ -64,7 +67,7 @@ async def same_tasks(subject: Subject) -> AsyncIterator[str]:
 
 
 async def task_ids(subject: Subject) -> AsyncIterator[str]:
-    """No two tasks of a split have the same id."""
+    """Every task of a split has a unique id."""
     for split, (listed, _) in subject.splits.items():
         seen: set[str] = set()
         for index, task in enumerate(listed):
@@ -75,7 +78,7 @@ async def task_ids(subject: Subject) -> AsyncIterator[str]:
 
 
 async def copies(subject: Subject) -> AsyncIterator[str]:
-    """Most tasks of a split differ from all others in more than their ids."""
+    """Most tasks of a split differ in more than their ids."""
     for split, (listed, _) in subject.splits.items():
         contents = Counter(key for task in listed if (key := _content(task)) is not None)
         copied = sum(number for number in contents.values() if number > 1)
@@ -85,7 +88,7 @@ async def copies(subject: Subject) -> AsyncIterator[str]:
 
 
 async def task_data(subject: Subject) -> AsyncIterator[str]:
-    """Tasks can be stored, and are read back as they were."""
+    """Tasks can be stored and read back."""
     for split, (listed, _) in subject.splits.items():
         for task in listed:
             try:
@@ -99,14 +102,14 @@ async def task_data(subject: Subject) -> AsyncIterator[str]:
 
 
 async def marks(subject: Subject) -> AsyncIterator[str]:
-    """No method has lost the mark that makes it a tool or a reward."""
+    """No method has lost its @agentrl.tool or @agentrl.reward."""
     cls: Any = type(subject.env.unwrapped)
     for words in (*lost_tools(cls), *lost_rewards(cls)):
         yield words
 
 
 async def tool_schemas(subject: Subject) -> AsyncIterator[str]:
-    """Every tool can be declared to a model and takes what its declaration allows."""
+    """Every tool has a name, a description and a schema that matches what it accepts."""
     try:
         tools = list(subject.env.tools)
     except AgentRLError as error:

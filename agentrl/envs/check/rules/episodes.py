@@ -25,7 +25,7 @@ SEVERAL = 3
 
 
 async def failures(subject: Subject) -> AsyncIterator[str]:
-    """Episodes of every agent run without an error."""
+    """Episodes of the expert, a silent, a systematic and a random agent run without an error."""
     for task in subject.tasks:
         for agent in (*((EXPERT,) if subject.expert else ()), MADE_UP, SILENT):
             await subject.episode(task, agent)
@@ -44,7 +44,7 @@ async def failures(subject: Subject) -> AsyncIterator[str]:
 
 
 async def late_tools(subject: Subject) -> AsyncIterator[str]:
-    """No tool's thread goes on after its call was cut off."""
+    """No tool's thread goes on after the tool's deadline."""
     seen: set[str] = set()
     for episode, session in subject.played():
         if not session.counters.get("late_calls"):
@@ -80,7 +80,7 @@ async def roles(subject: Subject) -> AsyncIterator[str]:
 
 
 async def lengths(subject: Subject) -> AsyncIterator[str]:
-    """An environment's messages fit into a model's context."""
+    """No message has more than 400,000 characters."""
     for episode, session in subject.played():
         for place, message in enumerate(session.messages):
             if message.role == "assistant":
@@ -94,7 +94,7 @@ async def lengths(subject: Subject) -> AsyncIterator[str]:
 
 
 async def endings(subject: Subject) -> AsyncIterator[str]:
-    """Episodes end by themselves or by a limit of the environment."""
+    """Episodes end."""
     if subject.limit is None:
         return
     limit = subject.env.max_turns

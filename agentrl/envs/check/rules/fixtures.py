@@ -19,7 +19,7 @@ MOST = 200
 
 
 async def fixtures(subject: Subject) -> AsyncIterator[str]:
-    """Every answer gets the credit that the environment says it must get."""
+    """Answers whose credit is known get it, where the environment ships some."""
     for place, (task, fixture) in enumerate(islice(calls.fixtures(subject.env), MOST)):
         subject.label(task, f"agent of fixture {place}")
         about = f" ({fixture.about})" if fixture.about else ""

@@ -27,7 +27,7 @@ NEARLY = 0.75
 
 
 async def hostile(subject: Subject) -> AsyncIterator[str]:
-    """Malformed, hostile and huge calls are answered, and nobody else is blamed for them."""
+    """Malformed, hostile and huge calls are answered, leave nothing behind, and are blamed on the agent."""
     reported = {str(episode.error) for episode in subject.all_played()}
     before, memory, began, number, wanted = Holdings(), 0, time.monotonic(), 0, subject.hostile
     while number < wanted and (subject.patient or wanted == SURE or time.monotonic() - began < SECONDS):

@@ -10,14 +10,14 @@ from agentrl.envs.check.walk import Walk
 
 
 async def task_kept(subject: Subject) -> AsyncIterator[str]:
-    """An episode does not change its task, which all sessions of a group have."""
+    """An episode does not change its task."""
     async for episode, walk in _walks(subject):
         if walk.task:
             yield f"{episode.name}: the task was changed {walk.task}"
 
 
 async def messages_kept(subject: Subject) -> AsyncIterator[str]:
-    """A step changes neither the message that it gets nor those that were returned before."""
+    """`step` changes neither the agent's message nor messages that were sent before."""
     async for episode, walk in _walks(subject):
         if walk.given:
             yield f"{episode.name}: step changed the agent's message {walk.given}"
@@ -26,7 +26,7 @@ async def messages_kept(subject: Subject) -> AsyncIterator[str]:
 
 
 async def tools_kept(subject: Subject) -> AsyncIterator[str]:
-    """The tools stay as they are when an episode has begun."""
+    """The tools stay the same once an episode has begun."""
     async for episode, walk in _walks(subject):
         if walk.tools:
             yield f"{episode.name}: the tools changed {walk.tools}"

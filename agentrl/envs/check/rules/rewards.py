@@ -21,7 +21,7 @@ ALIKE = 3
 
 
 async def ranges(subject: Subject) -> AsyncIterator[str]:
-    """Whatever an agent does, the sum of its step rewards is in `return_range`.
+    """The sum of step rewards is in `return_range`, whatever the agent does.
 
     Final rewards outside their range are errors of the episode, which `failures` reports.
     """
@@ -41,7 +41,7 @@ async def rewarded(subject: Subject) -> AsyncIterator[str]:
 
 
 async def expert(subject: Subject) -> AsyncIterator[str]:
-    """The expert succeeds.
+    """The expert succeeds, and no other agent gets more.
 
     Steps may cost something, and the best return may differ between tasks. So a reward below the greatest is a
     violation only where no step costs anything and all tasks give the same, where it is the least possible one, or
@@ -76,7 +76,7 @@ async def expert(subject: Subject) -> AsyncIterator[str]:
 
 
 async def demonstrator(subject: Subject) -> AsyncIterator[str]:
-    """The demonstrator runs, is rewarded more than silence at times, and does the same with the same chance."""
+    """The demonstrator is rewarded more than silence, and repeats."""
     if type(subject.env.unwrapped).demonstrate is Env.demonstrate:
         return
     scores, silent = [], []
@@ -100,7 +100,10 @@ async def demonstrator(subject: Subject) -> AsyncIterator[str]:
 
 
 async def swallowed(subject: Subject) -> AsyncIterator[str]:
-    """No reward handles an error of its own code: it would look like the agent's failure."""
+    """No reward handles an error of its own code.
+
+    It would look like the agent's failure.
+    """
     monitor = subject.monitor
     for task in (subject.scored or subject.tasks)[:TRACED]:
         for agent in dict.fromkeys((subject.default, RANDOM, SILENT)):

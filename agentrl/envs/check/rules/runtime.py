@@ -34,7 +34,7 @@ OFF_LOOP = ("making", "tasks", "expert", "demonstrate", "prepare")
 
 
 async def determinism(subject: Subject) -> AsyncIterator[str]:
-    """The same task and seed give the same episode, whatever the agent does."""
+    """The same task and seed give the same episode."""
     for task in subject.tasks:
         for agent in dict.fromkeys((subject.default, MADE_UP, RANDOM)):
             one = (await subject.episode(task, agent)).session
@@ -55,7 +55,7 @@ def _difference(one: Session, other: Session) -> str:
 
 
 async def bad_calls(subject: Subject) -> AsyncIterator[str]:
-    """Invalid tool calls are answered, each under its own id."""
+    """Invalid tool calls are answered."""
     env = subject.make()
     if not len(env.tools) or (await subject.episode(subject.tasks[0], SILENT)).session is None:
         return
@@ -103,7 +103,7 @@ async def isolation(subject: Subject) -> AsyncIterator[str]:
 
 
 async def closing(subject: Subject) -> AsyncIterator[str]:
-    """Closing is harmless at any time, and twice."""
+    """`close` may be called at any time, and twice."""
     task = subject.tasks[0]
     subject.label(task, "silent agent")
     for when, times in (("before reset", 1), ("after reset", 1), ("after an episode", 2)):
@@ -124,7 +124,7 @@ async def closing(subject: Subject) -> AsyncIterator[str]:
 
 
 async def leaks(subject: Subject) -> AsyncIterator[str]:
-    """`close` releases what an episode opened: files, threads, processes.
+    """`close` releases files, threads and processes.
 
     Only repeated episodes are checked, so that what a module keeps for all of them exists already.
     """
@@ -141,7 +141,7 @@ async def leaks(subject: Subject) -> AsyncIterator[str]:
 
 
 async def globals_kept(subject: Subject) -> AsyncIterator[str]:
-    """Global random generators, the working directory and environment variables are not changed."""
+    """Global random generators, the working directory, environment variables and settings of the process stay."""
     seeded: set[tuple[str, str]] = set()
     for task in subject.tasks:
         first, second = [await subject.episode(task, subject.default, copy) for copy in (0, 1)]
@@ -163,7 +163,7 @@ async def globals_kept(subject: Subject) -> AsyncIterator[str]:
 
 
 async def blocking(subject: Subject) -> AsyncIterator[str]:
-    """No method blocks the event loop for long."""
+    """No method blocks the event loop for more than 20 ms."""
     held: dict[str, list[float]] = defaultdict(list)
     number = Counter[str]()
     for episode in subject.all_played():

@@ -27,7 +27,7 @@ _WORD = re.compile(r"[\w'-]+")
 
 
 async def hidden(subject: Subject) -> AsyncIterator[str]:
-    """No agent is told what only another may know, before it moves."""
+    """No agent is told what only another may know."""
     played = _of_several(subject)
     if len(played) < FEWEST:
         return
@@ -43,7 +43,7 @@ async def hidden(subject: Subject) -> AsyncIterator[str]:
 
 
 async def silent_partner(subject: Subject) -> AsyncIterator[str]:
-    """An agent that plays on beside silent ones is rewarded, and with no less than they get."""
+    """An agent beside silent ones is rewarded, with no less than they get."""
     env = subject.env
     if len(env.agents) < 2 or not subject.expert:
         return

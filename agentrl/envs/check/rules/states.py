@@ -34,7 +34,7 @@ Take = Callable[[Env], Awaitable[Open]]
 
 
 async def saved_states(subject: Subject) -> AsyncIterator[str]:
-    """A state that was stored is restored in a new instance."""
+    """A state restored in another instance continues with the same results and rewards, and saving changes nothing."""
 
     async def take(env: Env) -> Open:
         stored = (await calls.state(env)).to_bytes()
@@ -52,7 +52,7 @@ async def saved_states(subject: Subject) -> AsyncIterator[str]:
 
 
 async def forks(subject: Subject) -> AsyncIterator[str]:
-    """A fork is independent of the original and of other forks."""
+    """A fork continues with the same results and rewards, whatever happens in the original and in other forks."""
 
     async def take(env: Env) -> Open:
         sibling, other = await calls.fork(env), await calls.fork(env)

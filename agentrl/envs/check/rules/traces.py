@@ -42,7 +42,7 @@ def _left_files(traces: Traces) -> Iterator[str]:
 
 
 async def told(subject: Subject) -> AsyncIterator[str | Note]:
-    """Python warns of nothing, and no exception gets lost."""
+    """No coroutine is left without await, and no exception is lost."""
     for words, never in subject.monitor.traces.warnings.items():
         yield words if never else Note(words)
     for words in subject.monitor.traces.lost:

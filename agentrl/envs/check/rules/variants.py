@@ -21,7 +21,7 @@ FORMS = 8
 
 
 async def optional_arguments(subject: Subject) -> AsyncIterator[str]:
-    """A tool works without its optional arguments, and with each of them."""
+    """Tools work without their optional arguments, and with each of them."""
     known = _known_calls(subject)
     raised: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     works = set[str]()
@@ -43,7 +43,10 @@ async def optional_arguments(subject: Subject) -> AsyncIterator[str]:
 
 
 async def defaults(subject: Subject) -> AsyncIterator[str]:
-    """No default of a parameter is changed: one list or mapping is shared by all calls."""
+    """No default of a parameter is changed.
+
+    One list or mapping is shared by all calls.
+    """
     for name, function in functions(type(subject.env.unwrapped)):
         for parameter in inspect.signature(function).parameters.values():
             value = parameter.default

@@ -31,6 +31,7 @@ from agentrl.attachments import support
 from agentrl.common.deadline import HEALTH_SECONDS
 from agentrl.errors import AgentRLError, ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.plugin import ServerPlugin
+from agentrl.rollout.engines.servers import sglang_options
 from agentrl.rollout.engines.servers.driver import driver_environment
 from agentrl.rollout.engines.servers.http import KEEP_ALIVE
 from agentrl.rollout.engines.servers.images import FORGOTTEN, check_expansion, pack_for_sglang
@@ -39,16 +40,6 @@ from agentrl.rollout.engines.servers.options import option
 from agentrl.rollout.engines.servers.server_engine import ServerEngine, ServerInfo
 from agentrl.rollout.engines.servers.server_settings import OptionValue
 from agentrl.rollout.engines.servers.sglang_client import SGLangClient
-from agentrl.rollout.engines.servers.sglang_options import (
-    KEPT,
-    OWNED,
-    SUPPORTED,
-    counts_exactly,
-    keeps_to_lark,
-    launch_options,
-    refuse_images,
-    sampling_params,
-)
 from agentrl.rollout.engines.servers.sglang_receiver import SGLangReceiver
 from agentrl.rollout.weights.receiver import Receiver
 from agentrl.types import FinishReason, PauseMode, Sampling, Turn, VersionSpan
@@ -64,8 +55,8 @@ class SGLangEngine(ServerEngine):
 
     name = "sglang"
     packages = ("sglang",)
-    supported = SUPPORTED
-    owned = OWNED
+    supported = sglang_options.SUPPORTED
+    owned = sglang_options.OWNED
     no_experts_on_cpu = "where its recorder asks for pinned CUDA memory"
     client: SGLangClient
 
@@ -81,7 +72,7 @@ class SGLangEngine(ServerEngine):
     def _extended(self) -> bool:
         """True where the server is started with what `sglang_extension` changes."""
         own = self.config.url is None and self.platform == "cpu"
-        return own or counts_exactly(self.config) or bool(self._inputs(not self._no_images()))
+        return own or sglang_options.counts_exactly(self.config) or bool(self._inputs(not self._no_images()))
 
     def _environment(self) -> dict[str, str]:
         env = {"SGLANG_USE_CPU_ENGINE": "1", **driver_environment()} if self.platform == "cpu" else {}
@@ -93,20 +84,20 @@ class SGLangEngine(ServerEngine):
         return env
 
     def _options(self) -> dict[str, OptionValue]:
-        return launch_options(self.config, self.facts, self.platform)
+        return sglang_options.launch_options(self.config, self.facts, self.platform)
 
     def _deterministic(self) -> bool:
         return self.platform != "cpu"
 
     def _keeps_to_lark(self) -> bool:
-        return keeps_to_lark(self.config)
+        return sglang_options.keeps_to_lark(self.config)
 
     def _no_images(self) -> str:
         taken = self.info is not None and self.info.images
-        return "" if taken else refuse_images(self.config, self.vision)
+        return "" if taken else sglang_options.refuse_images(self.config, self.vision)
 
     def _max_context(self) -> int:
-        return self.facts.context - KEPT
+        return self.facts.context - sglang_options.KEPT
 
     async def _probe(self) -> bool:
         return await self._alive() and await self.client.healthy(TOKEN_SECONDS)
@@ -136,7 +127,7 @@ class SGLangEngine(ServerEngine):
         version = str((await self.client.model_info()).get("weight_version"))
         incremental = bool(info.get("incremental_streaming_output"))
         listed = int(info.get("sampling_mask_max_tokens") or 0)
-        counts = counts_exactly(self.config)
+        counts = sglang_options.counts_exactly(self.config)
         longest = None if longest is None else int(longest)
         lark, seen = self.capabilities.lark, bool(self.capabilities.inputs)
         return ServerInfo(longest, version, incremental, listed, counts, lark, seen)
@@ -260,7 +251,7 @@ class SGLangEngine(ServerEngine):
         limit, start = request.limit - len(request.token_ids), request.experts_from
         seen = {"image_data": [pack_for_sglang(request.images, request.length, self.held)]} if request.images else {}
         routed = self.config.routed_experts and start is not None
-        params = sampling_params(request.sampling, limit, self.config.stream_tokens)
+        params = sglang_options.sampling_params(request.sampling, limit, self.config.stream_tokens)
         if masked := _lists(request):
             params.setdefault("top_k", self.facts.vocab_size)  # it lists what is left of so many at most
         return {
@@ -351,13 +342,13 @@ def _lists(request: OpenRequest) -> bool:
 ENGINE = ServerPlugin(
     SGLangEngine,
     SGLangEngine.packages,
-    SUPPORTED,
+    sglang_options.SUPPORTED,
     ranks=(("tp_size", "tp", "tensor_parallel_size"), ("pp_size", "pp", "pipeline_parallel_size")),
     sleep_option="enable_memory_saver",
     records_supports=True,
-    records_penalties=counts_exactly,
-    keeps_to_calls=keeps_to_lark,
-    takes_images=lambda config, vision: not refuse_images(config, vision),
+    records_penalties=sglang_options.counts_exactly,
+    keeps_to_calls=sglang_options.keeps_to_lark,
+    takes_images=lambda config, vision: not sglang_options.refuse_images(config, vision),
 )
 
 

@@ -83,8 +83,7 @@ class SGLangClient(Http):
     async def update_from_disk(self, path: str, version: int, *, flush: bool = False) -> None:
         """Load a folder's weights and call them `version`."""
         await self.do(
-            "/update_weights_from_disk",
-            {"model_path": path, "weight_version": str(version), "flush_cache": flush},
+            "/update_weights_from_disk", {"model_path": path, "weight_version": str(version), "flush_cache": flush}
         )
 
     async def update_from_tensor(

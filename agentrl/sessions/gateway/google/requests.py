@@ -56,14 +56,6 @@ _NOT_TEXT = frozenset({"fileData", "executableCode", "codeExecutionResult", "vid
 def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None, json_schema: bool) -> TurnRequest:
     """A request as a TurnRequest.
 
-    Args:
-        body: the request.
-        limits: bounds of the turn, and whose sampling it has.
-        model: the address has it.
-        stream: whether the address wants a stream.
-        retry: how often the client has tried before.
-        json_schema: whether the engine can keep to a schema.
-
     Raises:
         ApiError: a parameter is wrong, unknown or not supported.
     """

@@ -9,14 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrl.errors import (
-    AgentRLError,
-    Blame,
-    DeadlineExceeded,
-    InvalidInput,
-    SessionClosed,
-    TokenBudgetExceeded,
-)
+from agentrl.errors import AgentRLError, Blame, DeadlineExceeded, InvalidInput, SessionClosed, TokenBudgetExceeded
 
 Style = Literal["openai", "anthropic", "google"]
 

@@ -56,7 +56,8 @@ def read_part(part: Mapping[str, Any], where: str, texts: Set[str], images: Imag
     if kind in texts:
         return text_at(part, "text", where)
     if kind not in KINDS or not images:
-        raise refuse_parameter(f"{where}.type", f"{kind!r:.100}; {_describe_taken(images)}")
+        taken = "only text and images" if images else TEXT_ONLY
+        raise refuse_parameter(f"{where}.type", f"{kind!r:.100}; {taken}")
     return _image(part, where, images)
 
 
@@ -138,7 +139,3 @@ def _url(part: Mapping[str, Any], where: str) -> tuple[str, str]:
     if isinstance(given, Mapping):
         return text_at(object_at(given, f"{where}.image_url"), "url", f"{where}.image_url"), f"{where}.image_url.url"
     return text_at(part, "image_url", where), f"{where}.image_url"
-
-
-def _describe_taken(images: ImageLimits) -> str:
-    return "only text and images" if images else TEXT_ONLY

@@ -195,15 +195,9 @@ def convert(
     strict: bool = False,
     images: ImageLimits = NO_IMAGES,
 ) -> list[Message]:
-    """Validated messages, from item `start` on; a user's tool results become tool messages.
+    """Validated messages, from item `start` on; a user's tool results become tool messages, and may refer to `tools`.
 
-    Args:
-        items: the messages.
-        start: the first one's place in the conversation.
-        ignored: takes the names of fields that were ignored.
-        tools: what a tool's result may refer to.
-        strict: whether fields that nothing reads are refused.
-        images: of which images there may be how many together.
+    For the others see `chat.convert`.
 
     Raises:
         ApiError: one can't be read, or refers to a tool that is not declared; it names the item.

@@ -51,11 +51,7 @@ PARAMETERS = Parameters(
         "text.verbosity",
         "truncation",
     },
-    fixed={
-        "reasoning.context": ("auto",),
-        "reasoning.mode": ("standard",),
-        **dict.fromkeys(("image", "prompt"), ()),
-    },
+    fixed={"reasoning.context": ("auto",), "reasoning.mode": ("standard",), **dict.fromkeys(("image", "prompt"), ())},
     inside="input",
 )
 _TEXTS = frozenset({"input_text", "output_text", "text"})
@@ -70,7 +66,7 @@ _LEFT_OUT = {
         "web_search_2025_08_26",
         "web_search_preview",
         "web_search_preview_2025_03_11",
-    ),
+    )
 }
 """Tools that a client offers of its own accord, and that are run elsewhere than in the client."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -203,18 +199,7 @@ def _tools(tools: Sequence[Any]) -> list[ToolSchema]:
 def convert(
     items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False, images: ImageLimits = NO_IMAGES
 ) -> list[Message]:
-    """Validated messages, from item `start` on.
-
-    Args:
-        items: the messages, calls, results and reasoning.
-        start: the first one's place in the conversation.
-        ignored: takes the fields that nothing reads, each with the name to count it under.
-        strict: whether those are refused.
-        images: of which images there may be how many together.
-
-    Raises:
-        ApiError: one can't be read; it names the item.
-    """
+    """Messages of a conversation's messages, calls, results and reasoning, as `chat.convert` has them of messages."""
     check_number(items, images)
     messages: list[Message] = []
     parts: list[Message] = []

@@ -160,13 +160,7 @@ def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: f
 
 
 def flag(body: Mapping[str, Any], name: str, within: str = "") -> bool:
-    """A field that is true or false, and false where it is left out or null; ApiError where it is something else.
-
-    Args:
-        body: has the field.
-        name: the field's.
-        within: the object that it is in, and a dot.
-    """
+    """A field that is true or false, and false where it is left out or null; ApiError where it is something else."""
     value = body.get(name)
     if not isinstance(value, bool | None):
         raise ApiError(400, f"{within}{name}={value!r:.100} must be true or false", "invalid_value", f"{within}{name}")

@@ -183,9 +183,7 @@ FAMILIES: dict[str, RendererFamily] = {
         marks=("<|start_header_id|>", "<|eot_id|>"),
     ),
     "mistral": RendererFamily(
-        Mistral,
-        Expresses(reasoning=False, content_with_calls=False),
-        marks=("[INST]", "[/INST]", "[TOOL_CALLS]"),
+        Mistral, Expresses(reasoning=False, content_with_calls=False), marks=("[INST]", "[/INST]", "[TOOL_CALLS]")
     ),
     "mistral-v7": RendererFamily(MistralV7, _NO_REASONING, marks=_MISTRAL, template="[TOOL_CONTENT]"),
     "mistral-v11": RendererFamily(
@@ -267,10 +265,7 @@ FAMILIES: dict[str, RendererFamily] = {
         marks=("]~b]", "<minimax:tool_call>"),
     ),
     "gemma-4": RendererFamily(
-        Gemma4,
-        Expresses(content_with_calls=False, stripped=True),
-        marks=("<|turn>", "<|channel>"),
-        variables=_THINKING,
+        Gemma4, Expresses(content_with_calls=False, stripped=True), marks=("<|turn>", "<|channel>"), variables=_THINKING
     ),
     "gpt-oss": RendererFamily(Harmony, Expresses(parallel=False), marks=("<|channel|>", "<|message|>", "<|return|>")),
 }

@@ -166,8 +166,7 @@ def _lists_tools(reference: Whole) -> bool:
 def both(one: Expresses, other: Expresses) -> Expresses:
     """Return what both can express of calls."""
     return Expresses(
-        parallel=one.parallel and other.parallel,
-        content_with_calls=one.content_with_calls and other.content_with_calls,
+        parallel=one.parallel and other.parallel, content_with_calls=one.content_with_calls and other.content_with_calls
     )
 
 

@@ -7,18 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from agentrl.config import AlgoConfig, Fraction
+from agentrl.train.algorithms import returns
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.credit import Credit, NodeKey
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, UnclippedConfig
-from agentrl.train.algorithms.returns import (
-    Found,
-    credit_of,
-    group_relative,
-    of_sessions,
-    relative,
-    relative_to,
-    scores,
-)
 from agentrl.types import Group, Session
 
 
@@ -59,7 +51,7 @@ class Reinforce(PolicyGradient):
         """The final reward plus the step rewards to come, less the baseline."""
         match self.config.baseline:
             case "none":
-                return group_relative(groups, self.config, baseline="none")
+                return returns.group_relative(groups, self.config, baseline="none")
             case "constant":
                 return self._less(groups, self.config.baseline_value)
             case "moving":
@@ -68,16 +60,16 @@ class Reinforce(PolicyGradient):
                 return batch_relative(groups, self.config)
 
     def _less(self, groups: Sequence[Group], baseline: float) -> Credit:
-        def judge(sessions: Sequence[Session]) -> Found:
-            return relative_to(sessions, self.config, [baseline] * len(sessions))
+        def judge(sessions: Sequence[Session]) -> returns.Found:
+            return returns.relative_to(sessions, self.config, [baseline] * len(sessions))
 
-        credit = credit_of(groups, self.config, judge)
+        credit = returns.credit_of(groups, self.config, judge)
         credit.metrics["policy/baseline"] = baseline
         return credit
 
     def _moving(self, groups: Sequence[Group]) -> float:
         """The baseline before this step, which is then moved towards the step's mean score."""
-        found = [score for group in groups for score in scores(group.scored)]
+        found = [score for group in groups for score in returns.scores(group.scored)]
         mean = statistics.fmean(found) if found else 0.0
         baseline = mean if self.moving is None else self.moving
         if found:
@@ -93,5 +85,5 @@ class Reinforce(PolicyGradient):
 
 def batch_relative(groups: Sequence[Group], config: PolicyGradientConfig) -> Credit:
     """Returns less their mean over all sessions of the step at the same turn; below a fork, over the siblings there."""
-    found = relative([session for group in groups for session in group.scored], config, "mean")
-    return credit_of(groups, config, lambda sessions: of_sessions(found, sessions))
+    found = returns.relative([session for group in groups for session in group.scored], config, "mean")
+    return returns.credit_of(groups, config, lambda sessions: returns.of_sessions(found, sessions))

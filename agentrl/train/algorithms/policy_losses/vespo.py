@@ -49,9 +49,6 @@ class Vespo(SequenceLoss):
         config, log_ratio = self.config, tokens.sequence_log_ratio.detach().clamp(*LOG_RATIOS)
         weights = [
             (k * log_ratio + rate * (1 - log_ratio.exp())).exp()
-            for k, rate in (
-                (config.k_positive, config.lambda_positive),
-                (config.k_negative, config.lambda_negative),
-            )
+            for k, rate in ((config.k_positive, config.lambda_positive), (config.k_negative, config.lambda_negative))
         ]
         return -weights[0].where(tokens.advantage >= 0, weights[1]) * tokens.advantage * tokens.logp

@@ -47,7 +47,6 @@ class Reader(Protocol):
 
     def add(self, session: Session) -> None:
         """Add a session to what is checked."""
-        ...
 
 
 def check_store(store: Store, check: Check, *readers: Reader) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from agentrl.common import formats
 from agentrl.config.policies import PAST
 from agentrl.errors import ConfigError, StoreError
 from agentrl.sessions.store import digests
-from agentrl.sessions.tree.incarnations import Loss
 from agentrl.train.driver.resuming import step_of
 from agentrl.train.record import manifest, seals, trainer_logprobs
 from agentrl.train.record.data_identity import STARTS
@@ -155,16 +154,13 @@ def _small(sealed: Sealed, name: str) -> Iterator[Discrepancy]:
     for number, seal in enumerate(sealed.seals, 1):
         found = seal.files.get(name)
         if seal.start:
-            found = seal.start.settings if name == SETTINGS else _of_losses(seal.start.losses)
+            losses = digest(orjson.dumps(seal.start.losses)) if seal.start.losses else ""
+            found = seal.start.settings if name == SETTINGS else losses
         if found is not None:
             known, at = [*known[-1:], found], number
     allowed = known if at == len(sealed.lines) else known[-1:]  # the last seal comes before what it is of
     if known and (digest(file.read_bytes()) if _is(file) else "") not in allowed:
         yield Discrepancy(name, "is not what the run's last process wrote" if _is(file) else "missing")
-
-
-def _of_losses(found: Sequence[Loss]) -> str:
-    return digest(orjson.dumps(found)) if found else ""
 
 
 def _model(sealed: Sealed) -> Iterator[Discrepancy]:

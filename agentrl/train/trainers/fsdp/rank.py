@@ -282,12 +282,7 @@ class FsdpBuilder(Builder):
         logging.disable_progress_bar()  # a rank's output is a log
 
     def build(
-        self,
-        folder: str,
-        config: FsdpConfig,
-        algo: Mapping[str, Any],
-        total_steps: int,
-        lora: LoraConfig | None = None,
+        self, folder: str, config: FsdpConfig, algo: Mapping[str, Any], total_steps: int, lora: LoraConfig | None = None
     ) -> FsdpRank:
         gc.collect()  # models are in reference cycles
         return FsdpRank(folder, config, algorithm_settings(algo), total_steps, self.role.seed, lora)

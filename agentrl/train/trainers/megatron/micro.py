@@ -82,13 +82,7 @@ def _pad(tokens: int, layout: ParallelLayout, gpu: bool) -> int:
 
 
 def micro_batch(
-    work: ForestWork,
-    length: int,
-    layout: ParallelLayout,
-    rank: int,
-    device: torch.device,
-    *,
-    at_target: bool = False,
+    work: ForestWork, length: int, layout: ParallelLayout, rank: int, device: torch.device, *, at_target: bool = False
 ) -> Micro:
     """Make a rank's micro-batch.
 

@@ -53,10 +53,7 @@ def compare(
         InfraError: the run's ranks failed or didn't answer; or there was not enough memory.
     """
     shared = None if ranks is None else ranks.scratch
-    with (
-        tempfile.TemporaryDirectory(prefix="agentrl-proof-", dir=shared) as scratch,
-        torch.random.fork_rng(devices=[]),
-    ):
+    with tempfile.TemporaryDirectory(prefix="agentrl-proof-", dir=shared) as scratch, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, why = small_model(config, _divisors(ranks))
         if model is None:

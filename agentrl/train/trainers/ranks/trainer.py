@@ -40,10 +40,7 @@ class RankComputing:
     _algorithm: Algorithm
 
     def step(
-        self,
-        forests: Sequence[Forest],
-        state: Mapping[str, Any] | None = None,
-        value_forests: Sequence[Forest] = (),
+        self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None, value_forests: Sequence[Forest] = ()
     ) -> dict[str, float]:
         """Learn from a batch; see `JointCritic.step`. A batch without trained tokens changes no weight."""
         if state is not None:

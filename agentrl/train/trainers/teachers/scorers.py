@@ -41,7 +41,6 @@ class TokenScorer(Protocol):
 
         Where a divergence is asked for they are `TeacherValues`.
         """
-        ...
 
 
 def forest_settings(own: PolicyConfig) -> TorchConfig:

@@ -28,16 +28,7 @@ from agentrl.train.algorithms import Algorithm
 from agentrl.train.algorithms.advantages.distill import TeacherValues
 from agentrl.train.algorithms.credit import Values
 from agentrl.train.trainers import TRAINERS
-from agentrl.train.trainers.teachers.scorers import (
-    EngineScorer,
-    ForestScorer,
-    OwnScorer,
-    PathScorer,
-    TokenScorer,
-    forest_settings,
-    head_of,
-    needs_head,
-)
+from agentrl.train.trainers.teachers import scorers
 from agentrl.train.trainers.teachers.server import TeacherServer
 from agentrl.types import MAIN, Group, Message, Node, Part, Session
 
@@ -52,7 +43,7 @@ class Teachers:
     def __init__(self, asked: Policies, own: LearnerConfig, seed: int, folder: Path) -> None:
         self._asked, self._own, self._seed, self._folder = asked, own, seed, folder
         self._open = AsyncExitStack()
-        self._scorers: dict[str, TokenScorer] = {}
+        self._scorers: dict[str, scorers.TokenScorer] = {}
 
     async def score(
         self,
@@ -82,14 +73,14 @@ class Teachers:
             if algorithm.divergence is not None and name == MAIN and not hasattr(trainer, "read_forest"):
                 raise ConfigError("the trainer is in another process: set policies.teacher.model=start, a copy of it")
             if name == MAIN and computing is not None:
-                scorer: TokenScorer = OwnScorer(trainer, computing, algorithm.divergence)
+                scorer: scorers.TokenScorer = scorers.OwnScorer(trainer, computing, algorithm.divergence)
             else:
                 scorer = await self._scorer(name, algorithm)
             scored = await scorer.score(own, self._own.trainer.token_budget, seed)
             found |= scored
             told |= scored.told if isinstance(scored, TeacherValues) else {}
-            if needs_head(algorithm.divergence):
-                await asyncio.to_thread(trainer.set_teacher, head_of(scorer))
+            if scorers.needs_head(algorithm.divergence):
+                await asyncio.to_thread(trainer.set_teacher, scorers.head_of(scorer))
         return found if algorithm.divergence is None else TeacherValues(found, told)
 
     def _read_by_teachers(self, algorithm: Algorithm, groups: Sequence[Group]) -> Sequence[Group]:
@@ -101,7 +92,7 @@ class Teachers:
         renderer = get_renderer(self._folder / "model", model.renderer, model.stop)
         return Privileged(renderer, field, getattr(config, "privileged_text", "{}"))(groups)
 
-    async def _scorer(self, name: str, algorithm: Algorithm) -> TokenScorer:
+    async def _scorer(self, name: str, algorithm: Algorithm) -> scorers.TokenScorer:
         if name not in self._scorers:
             if name not in self._asked:
                 known = ", ".join(sorted(self._asked))
@@ -109,20 +100,20 @@ class Teachers:
             self._scorers[name] = await self._open_teacher(name, self._asked[name], algorithm)
         return self._scorers[name]
 
-    async def _open_teacher(self, name: str, own: PolicyConfig, algorithm: Algorithm) -> TokenScorer:
+    async def _open_teacher(self, name: str, own: PolicyConfig, algorithm: Algorithm) -> scorers.TokenScorer:
         wanted, start = algorithm.divergence, self._folder / "model"
         if own.remote:
             server = TeacherServer(name, own, load_tokenizer(start), None if wanted is None else wanted.top_k)
             self._open.push_async_callback(server.close)
             await server.start()
-            return PathScorer(server.read, wanted)
+            return scorers.PathScorer(server.read, wanted)
         path = teacher_folder(own, start)
         if _reads_forests(own):
-            return await asyncio.to_thread(ForestScorer, path, own, wanted)
+            return await asyncio.to_thread(scorers.ForestScorer, path, own, wanted)
         engine = make_engines(own.engine, own.fleet, WeightsConfig(), path)
         self._open.push_async_callback(engine.close)
         await wait_until_started(engine)
-        return EngineScorer(engine)
+        return scorers.EngineScorer(engine)
 
     async def close(self) -> None:
         """End what was opened; idempotent."""
@@ -166,7 +157,7 @@ async def check_teachers(
                 f"teaches by its text: agentrl reject model={each.model.name} out=FILE, and algo=sft data=FILE"
             )
         if _reads_forests(each) and each.model.name != START:
-            settings = forest_settings(each)
+            settings = scorers.forest_settings(each)
             TRAINERS.find(settings.name).prove(settings, folder, each.model.name, None)
 
 
@@ -245,12 +236,11 @@ def _views(algorithm: Algorithm, session: Session) -> Iterator[tuple[str, Sessio
     sampled = [node.id for node in session.nodes if node.sampled]
     for name in dict.fromkeys(others.get(node, usual) for node in sampled):
         left_out = {node for node in sampled if others.get(node, usual) != name}
-        nodes = [_untrain(node) if node.id in left_out else node for node in session.nodes]
+        nodes = [
+            replace(node, trainable=[False] * len(node.token_ids)) if node.id in left_out else node
+            for node in session.nodes
+        ]
         yield name, replace(session, nodes=nodes)
-
-
-def _untrain(node: Node) -> Node:
-    return replace(node, trainable=[False] * len(node.token_ids))
 
 
 class Privileged:

@@ -151,10 +151,7 @@ class TorchTrainer(Distilling, BaseTenant, TorchCheckpoints):
 
     @computing
     def step(
-        self,
-        forests: Sequence[Forest],
-        state: Mapping[str, Any] | None = None,
-        value_forests: Sequence[Forest] = (),
+        self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None, value_forests: Sequence[Forest] = ()
     ) -> dict[str, float]:
         """Learn from a batch; see `JointCritic.step`. A batch without trained tokens changes no weight."""
         self.begin_step(state)

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentrl.train.trainers.megatron.models import tables
 from agentrl.train.trainers.megatron.models.families.deepseek import refuse_routing, routing, tiny_routing
 from agentrl.train.trainers.megatron.models.families.llama import head_dim, rotary
 from agentrl.train.trainers.megatron.models.family import Family
 from agentrl.train.trainers.megatron.models.rotary import Rotary
-from agentrl.train.trainers.megatron.models.tables import (
-    ATTENTION,
-    EXPERTS,
-    JOINT_MLP,
-    MLP,
-    NORMS,
-    OUTSIDE,
-    POST_NORMS,
-    SHARED_EXPERTS,
-)
 
 
 def _neighbours(hf: Any) -> Rotary:
@@ -38,8 +29,8 @@ GLM4 = Family(
     model_types=("glm4",),
     settings=lambda hf: {"kv_channels": head_dim(hf), "add_qkv_bias": bool(hf.attention_bias)},
     rotary=_neighbours,
-    layer={**NORMS, **POST_NORMS, **ATTENTION, **JOINT_MLP},
-    outside=OUTSIDE,
+    layer={**tables.NORMS, **tables.POST_NORMS, **tables.ATTENTION, **tables.JOINT_MLP},
+    outside=tables.OUTSIDE,
     post_norms=True,
     tiny=lambda hf: {"head_dim": 16},
 )
@@ -49,8 +40,8 @@ GLM4_MOE = Family(
     model_types=("glm4_moe",),
     settings=_experts,
     rotary=rotary,
-    layer={**NORMS, **ATTENTION, **MLP, **EXPERTS, **SHARED_EXPERTS},
-    outside=OUTSIDE,
+    layer={**tables.NORMS, **tables.ATTENTION, **tables.MLP, **tables.EXPERTS, **tables.SHARED_EXPERTS},
+    outside=tables.OUTSIDE,
     refuse=refuse_routing,
     tiny=lambda hf: {"head_dim": 16, **tiny_routing(hf)},
 )

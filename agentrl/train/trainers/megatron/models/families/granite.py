@@ -1,7 +1,5 @@
 """Granite 3: Llama with factors on embeddings, scores, what is added, and logits."""
 
-from __future__ import annotations
-
 from agentrl.train.trainers.megatron.models.families.llama import head_dim, rotary
 from agentrl.train.trainers.megatron.models.family import Family, require
 from agentrl.train.trainers.megatron.models.tables import ATTENTION, MLP, NORMS, OUTSIDE

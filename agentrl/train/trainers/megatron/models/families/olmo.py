@@ -6,12 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.train.trainers.megatron.models.families.llama import head_dim, rotary, rotary_by_kind
-from agentrl.train.trainers.megatron.models.family import (
-    Family,
-    require,
-    window_by_kind,
-    window_everywhere,
-)
+from agentrl.train.trainers.megatron.models.family import Family, require, window_by_kind, window_everywhere
 from agentrl.train.trainers.megatron.models.layouts import Whole
 from agentrl.train.trainers.megatron.models.tables import ATTENTION, EXPERTS, LAYER, MLP, NORMS, OUTSIDE, WIDE_NORMS
 
