@@ -9,3 +9,5 @@ tokenizers         Hugging Face tokenizers behind our protocol
 
 from agentrl.models.fetch import KNOWN, KnownModel, Progress
 from agentrl.models.registry import cache_folder, check, get, resolve
+
+__all__ = ["KNOWN", "KnownModel", "Progress", "cache_folder", "check", "get", "resolve"]

@@ -18,6 +18,8 @@ from agentrl.envs.check.findings import Finding, Measured, Note, Scores
 from agentrl.envs.check.supervise import CheckProgress, supervise
 from agentrl.errors import InvalidInput
 
+__all__ = ["LIMIT", "Finding", "Measured", "Note", "CheckProgress", "Scores", "check_env"]
+
 LIMIT = 60.0
 """Seconds that one call of a method may take, unless more are allowed."""
 SCORED, SECONDS = 100, 10.0

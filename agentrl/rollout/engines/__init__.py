@@ -76,3 +76,6 @@ def check_reference(config: EngineConfig, fleet: FleetConfig) -> None:
     """
     if isinstance(config, ServerConfig) and (config.url or fleet.urls):
         ENGINES.find(config.name).check(config.model_copy(update={"url": None}), {})
+
+
+__all__ = ["ENGINES", "EngineFactory", "EnginePlugin", "check_engine", "check_reference", "make_engine"]

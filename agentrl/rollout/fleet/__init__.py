@@ -17,6 +17,11 @@ from agentrl.rollout.engines.servers.server_settings import ServerConfig
 from agentrl.rollout.weights import is_direct, make_publisher
 from agentrl.types import Engine
 
+__all__ = [
+    *("asleep", "count_beside", "divide_cores", "elastic", "has_publisher", "make_engines", "require_attached"),
+    "wait_until_started",
+]
+
 
 def make_engines(
     engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path, beside: int = 0

@@ -4,3 +4,5 @@ Their sessions hold messages and no tokens, as those of scripts do, and count wh
 """
 
 from agentrl.rollout.remote.actor import RemoteActor, check_api, is_remote, remote_actor
+
+__all__ = ["RemoteActor", "check_api", "is_remote", "remote_actor"]

@@ -82,3 +82,6 @@ def _check_correction(algorithm: Algorithm) -> None:
 def algorithm_settings(fields: Mapping[str, Any]) -> AlgoConfig:
     """Settings from their fields, in the class that belongs to the algorithm which `name` names."""
     return ALGORITHMS.find(str(fields["name"])).settings.model_validate(fields)
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "Choice", "Needs", "algorithm_settings", "make_algorithm", "register"]

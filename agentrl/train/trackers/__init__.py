@@ -26,3 +26,5 @@ TRACKERS: Registry[type[Tracker]] = Registry(
     },
     default=subclass_of(Tracker),
 )
+
+__all__ = ["TRACKERS", "Tracker", "Trackers"]

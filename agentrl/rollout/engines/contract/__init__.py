@@ -18,6 +18,8 @@ from agentrl.rollout.engines.contract import lifecycle, sampling, turns
 from agentrl.rollout.engines.contract.subject import LOGPROB_TOLERANCE, PATIENCE, Check, EngineSubject
 from agentrl.types import Engine, Tokenizer
 
+__all__ = ["CHECKS", "LOGPROB_TOLERANCE", "Check", "ContractFinding", "EngineSubject", "check_engine"]
+
 
 @dataclass(frozen=True, slots=True)
 class ContractFinding:

@@ -23,3 +23,6 @@ SAMPLERS: Registry[type[Sampler]] = Registry(
 def make_sampler(config: SamplerConfig, seed: int) -> Sampler:
     """The sampler that the settings name; `Registry.find` describes the errors."""
     return SAMPLERS.find(config.name)(config, seed)
+
+
+__all__ = ["SAMPLERS", "Sampler", "make_sampler"]

@@ -41,3 +41,6 @@ LOSSES: Registry[type[PolicyLoss]] = Registry(
 def make_loss(config: LossConfig) -> PolicyLoss:
     """The loss that the settings name, with these settings; `Registry.find` describes the errors."""
     return LOSSES.find(config.name)(config)
+
+
+__all__ = ["LOSSES", "VALIDATED", "LossConfig", "LossSection", "PolicyLoss", "make_loss", "preset"]

@@ -5,3 +5,5 @@ plays the session.
 """
 
 from agentrl.train.record.replay.replaying import Replay, ReplayConfig, Result, replay
+
+__all__ = ["Replay", "ReplayConfig", "Result", "replay"]

@@ -9,3 +9,5 @@ row of its metrics is left out.
 from agentrl.train.record.verify.chains import ChainReport, verify_chain
 from agentrl.train.record.verify.report import Check, Discrepancy, Report
 from agentrl.train.record.verify.run_checks import verify
+
+__all__ = ["ChainReport", "Check", "Discrepancy", "Report", "verify", "verify_chain"]
