@@ -23,6 +23,21 @@ from agentrl.errors import InfraError
 if TYPE_CHECKING:
     from agentrl.config import ClusterConfig
 
+__all__ = [
+    "Address",
+    "Cluster",
+    "Connection",
+    "LocalCluster",
+    "ClusterNode",
+    "RoleProcess",
+    "Resources",
+    "Role",
+    "Worker",
+    "connect",
+    "current",
+    "opened",
+    "while_not_lost",
+]
 
 _current: Cluster = LocalCluster()
 

@@ -160,3 +160,26 @@ def beyond_layers(lora: LoraConfig) -> tuple[str, str]:
         full, stacked = beside_layers(Path(lora.adapter))
         experts = bool(stacked)
     return f"lora.full={list(full)}" if full else "", "lora.experts=true" if experts else ""
+
+
+__all__ = [
+    "TRAINERS",
+    "AdapterTrainer",
+    "Averager",
+    "BaseSharing",
+    "Computing",
+    "Critic",
+    "JointCritic",
+    "ShareableTrainer",
+    "Rewarder",
+    "MemoryReleasing",
+    "Trainer",
+    "TrainerAccess",
+    "TrainerConnection",
+    "TrainerPlugin",
+    "check_trainer",
+    "make_trainer",
+    "suitable",
+    "missing_model",
+    "beyond_layers",
+]

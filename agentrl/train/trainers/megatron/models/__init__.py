@@ -32,3 +32,17 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "build",
+    "export",
+    "family_of",
+    "load",
+    "padded_vocabulary",
+    "read_config",
+    "register",
+    "transformer_config",
+]
