@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from agentrl.config import AlgoConfig, Fraction
+from agentrl.config import AlgoConfig, DataConfig, Fraction
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.adaptive import Adaptive
@@ -23,7 +23,6 @@ from agentrl.types import Group, Session
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.config import DataConfig
     from agentrl.models.scoring import ScoreHead
     from agentrl.rollout.sources.judged import JudgedRows
     from agentrl.train.algorithms.divergences import Divergence

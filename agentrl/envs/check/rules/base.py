@@ -30,6 +30,6 @@ class Rule:
 
     @property
     def proves(self) -> str:
-        """What it proves, as a clause."""
+        """Return the promise, as a clause."""
         sentence = (self.check.__doc__ or self.name).partition("\n")[0].removesuffix(".")
         return sentence[0].lower() + sentence[1:]

@@ -22,7 +22,7 @@ SECONDS = 5.0
 
 
 async def kept_secret(subject: Subject) -> AsyncIterator[str]:
-    """What an agent writes is neither run nor followed to files and variables."""
+    """An agent's text is neither run nor followed to files and variables."""
     canary, began = subject.monitor.canary, time.monotonic()
     if canary is None:
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import model_validator
 
-from agentrl.config import LISTED, AlgoConfig
+from agentrl.config import LISTED, AlgoConfig, DataConfig
 from agentrl.train.algorithms.about import About
 from agentrl.train.algorithms.base import Algorithm, Needs
 from agentrl.train.algorithms.credit import Credit, NodeKey
@@ -17,7 +17,6 @@ from agentrl.types import Group
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.config import DataConfig
     from agentrl.rollout.sources.judged import JudgedRows
     from agentrl.train.algorithms.tokens import Tokens
 

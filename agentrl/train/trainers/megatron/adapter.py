@@ -25,7 +25,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
-from agentrl.config import LoraConfig
+from agentrl.config import AlgoConfig, LoraConfig
 from agentrl.errors import ConfigError
 from agentrl.models.adapters import SavedAdapter, is_stacked, with_products, write_adapter
 from agentrl.models.loading import new_causal_lm, read_config
@@ -50,7 +50,6 @@ from agentrl.train.trainers.parameters import trained_parameters
 from agentrl.train.trainers.ranks.joined import all_gather, sum_over_ranks
 
 if TYPE_CHECKING:
-    from agentrl.config import AlgoConfig
     from agentrl.train.trainers.megatron.layout import ParallelLayout
     from agentrl.train.trainers.megatron.settings import MegatronConfig
 
