@@ -233,13 +233,10 @@ class TreeWriter:
 
 
 def span_mask(pieces: Sequence[bytes], spans: Sequence[Span]) -> list[bool] | None:
-    """Return which tokens of a message are trained, where its parts say so themselves.
+    """Return which tokens of a message are trained, where its parts say so; None where a part's text is not in them.
 
     A token that has bytes of a part which is not trained is not trained. What the format writes before the first part,
     between two and after the last goes with the part before it, or the first.
-
-    Returns:
-        None where a part's text is not in the tokens.
     """
     text, at = b"".join(pieces), 0
     places: list[tuple[int, bool]] = []

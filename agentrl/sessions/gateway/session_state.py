@@ -121,11 +121,8 @@ class SessionState:
     def match(self, request: TurnRequest, most: int) -> tuple[HistoryMatch, KnownHistory | None]:
         """Match the request's history to the tree; only what a known history does not have is converted.
 
-        It changes nothing, so that it may run beside the event loop: nodes are only ever added meanwhile.
-
-        Args:
-            request: it.
-            most: how many messages may be new.
+        It changes nothing, so that it may run beside the event loop: nodes are only ever added meanwhile. `most`: how
+        many messages may be new.
 
         Raises:
             ApiError: a message can't be read, there are too many, or the reply that it continues is unknown.
