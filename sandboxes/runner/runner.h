@@ -13,7 +13,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#define PROTOCOL 2
+#define PROTOCOL 3
 #define HEADER 20                /* nonce u64, channel u32, type u32, length u32; little endian */
 #define MAX_IN (1u << 20)        /* the longest frame that the controller may send */
 #define CHUNK 65536u             /* the longest frame that we send, and what one read takes */

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from agentrl.common.concurrency import take_error
-from agentrl.errors import SandboxError
+from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox.base import BUSY, SandboxDied
 from agentrl.tools.sandbox.runner import wire
 from agentrl.tools.sandbox.runner.transport import ByteStream
@@ -165,7 +165,10 @@ class RunnerClient:
         stream.on_lost = self.fail
 
     def hello(self, lease: float) -> asyncio.Future[bytes]:
-        """Send the hello frame; done when the runner answers. It exits after `lease` seconds without a frame."""
+        """Send the hello frame; done when the runner answers, with ConfigError where it is another version's.
+
+        The runner exits after `lease` seconds without a frame.
+        """
         answer = self._request(Frame.READY, 0, Frame.HELLO, struct.pack("<II", wire.PROTOCOL, int(lease * 1000)))
         self._keep_alive(lease / 3)
         return answer
@@ -282,7 +285,11 @@ class RunnerClient:
     def _dispatch(self, number: int, kind: Frame, payload: bytes) -> None:
         answer = self._answers.get((kind, number))
         if answer is not None:
-            if not answer.done():
+            spoken = struct.unpack_from("<I", payload)[0] if kind is Frame.READY else wire.PROTOCOL
+            if not answer.done() and spoken != wire.PROTOCOL:
+                words = f"the image's runner is of another agentrl (its protocol is {spoken}, not {wire.PROTOCOL})"
+                answer.set_exception(ConfigError(f"{words}: make the image anew, or set runner='mount'"))
+            elif not answer.done():
                 answer.set_result(payload)
         elif kind is Frame.ACCEPT and self.on_accept:
             channel = Channel(self, number)

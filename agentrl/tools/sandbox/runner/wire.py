@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agentrl.errors import SandboxError
 
-PROTOCOL = 2
+PROTOCOL = 3
 HEADER = struct.Struct("<QIII")
 COMMAND = struct.Struct("<BBHIQQQII")
 EXIT = struct.Struct("<BBBxiQQQQQ")
