@@ -19,12 +19,26 @@
 #define MOST_US 1000000
 #define TELL_US 250000 /* the controller hears of so much waiting at a time: deadlines around the command move on by it */
 
+/* Open a file of the container's cgroup, version 2; its path is / but where the daemon shows containers the whole tree. */
+static int open_in_cgroup(const char *name) {
+    char text[1024], path[1200];
+    int fd = alone ? open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    if (n <= 0) return -1;
+    text[n] = 0;
+    char *at = strstr(text, "0::/");
+    if (!at) return -1;
+    snprintf(path, sizeof path, "/sys/fs/cgroup%.*s/%s", (int)strcspn(at + 3, "\n"), at + 3, name);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
 /* Microseconds that the container has computed (cgroup version 2 or 1): in it nothing can hide from that. */
 static int64_t container_cpu(void) {
     static int fd = -2;
     static bool nanoseconds;
     if (fd == -2) {
-        fd = alone ? open("/sys/fs/cgroup/cpu.stat", O_RDONLY | O_CLOEXEC) : -1;
+        fd = open_in_cgroup("cpu.stat");
         if (fd < 0 && alone) {
             fd = open("/sys/fs/cgroup/cpuacct/cpuacct.usage", O_RDONLY | O_CLOEXEC);
             nanoseconds = true;
@@ -40,9 +54,8 @@ static int64_t container_cpu(void) {
     return at ? strtoll(at + 11, NULL, 10) : -1;
 }
 
-static int64_t number_in(const char *path) {
+static int64_t number_in(int fd) {
     char text[64];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
     if (fd >= 0) close(fd);
     if (n <= 0) return -1;
@@ -56,10 +69,11 @@ static int64_t number_in(const char *path) {
 static int processors(void) {
     static int cores;
     if (cores) return cores;
-    int64_t quota = alone ? number_in("/sys/fs/cgroup/cpu.max") : -1;
+    int64_t quota = number_in(open_in_cgroup("cpu.max"));
     if (quota <= 0 && alone) {
-        int64_t period = number_in("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-        quota = period > 0 ? (number_in("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") + period - 1) / period : -1;
+        int64_t period = number_in(open("/sys/fs/cgroup/cpu/cpu.cfs_period_us", O_RDONLY | O_CLOEXEC));
+        int64_t granted = number_in(open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", O_RDONLY | O_CLOEXEC));
+        quota = period > 0 ? (granted + period - 1) / period : -1;
     }
     cpu_set_t set;
     cores = sched_getaffinity(0, sizeof set, &set) < 0 ? 1 : CPU_COUNT(&set);

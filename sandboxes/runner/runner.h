@@ -21,7 +21,7 @@
 #define STDIN_MAX (2u << 20)     /* input that a command has not taken; the controller keeps far below it */
 #define MAX_CHANNELS 64
 #define STOPPED_US 5000000       /* a command that nobody continues for so long is ended */
-#define BUSY 20                  /* a command that waits for processors gets so many times its limit */
+#define BUSY 60                  /* a command that waits for processors gets so many times its limit */
 
 enum frame {
     HELLO = 1, EXEC, STDIN, STDIN_EOF, SIGNAL, WINDOW, PING, LISTEN, LIMIT,       /* from the controller */

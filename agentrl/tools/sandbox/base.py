@@ -23,7 +23,7 @@ Command = str | Sequence[str]
 """A line for the sandbox's shell, or an argument vector that no shell sees."""
 
 
-BUSY = 20
+BUSY = 60
 """A command that waits for processors has so many times its limit by the clock; then SandboxStarved is raised."""
 SNAPSHOT_BYTES = 256 << 20
 """The largest snapshot, unless the caller sets another limit."""

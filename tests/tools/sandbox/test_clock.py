@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import suppress
 
 import pytest
@@ -22,6 +23,7 @@ while time.process_time() < {seconds}:
     pass
 print("done")
 """
+YIELD = "(echo 19 > /proc/self/autogroup) 2> /dev/null; renice -n 19 $$ > /dev/null"
 KEEP_EACH_OTHER = """
 import os, time
 for _ in range(20):
@@ -72,9 +74,10 @@ def call(command: str) -> ToolCall:
 
 
 async def test_a_program_without_a_processor_has_no_result_and_the_machine_is_to_blame() -> None:
-    async with beside(60) as sandbox:
+    """Beside four others it has 0.4 percent of a core, by its own wish: so this test is no burden to others."""
+    async with beside(4) as sandbox:
         with pytest.raises(SandboxStarved, match="too little processor time") as caught:
-            await sandbox.exec(LOOP, timeout=0.1)
+            await sandbox.exec(f"{YIELD}; exec {shlex.join(LOOP)}", timeout=0.05)
         assert caught.value.blame is Blame.INFRA
 
 

@@ -11,7 +11,7 @@ answered by `{"status": "Success" | "Failed" | "SandboxError", "message": …, "
 which is no secret; tests and nonce are in `stdin`, which no other process on the remote machine can read.
 
 Its `run_timeout` is by the clock, and it does not tell a program that sleeps from one that gets no processor. So the
-program limits its own processor time, and `run_timeout` is `BUSY` times as long: only what sleeps is stopped by it.
+program limits its own processor time, and `run_timeout` is `LONGER` times as long: only what sleeps is stopped by it.
 
 A service that can't be reached, is too slow, overloaded or broken is an infrastructure failure: the request is repeated
 a few times and then an InfraError, never a reward of 0. A request that it refuses (400 to 499) is a ConfigError.
@@ -31,13 +31,15 @@ from agentrl.envs.builtin.code.inside.solution import BOOT
 from agentrl.envs.builtin.code.judging import CANARY, Job, Verdict, encode_job, program, read
 from agentrl.envs.sandboxes import supplier
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
-from agentrl.tools.sandbox.base import BUSY, Outcome, Sandbox, SandboxMemory
+from agentrl.tools.sandbox.base import Outcome, Sandbox, SandboxMemory
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 SPEC = SandboxSpec(memory_mb=512, pids=64, tmpfs_mb={"/work": 64, "/tmp": 32}, file_mb=64)
 CANARY_SECONDS = 60.0
 GRACE = 15.0
 BACKOFF = (0.2, 1.0, 3.0)
+LONGER = 20.0
+"""A remote service's limit, in those of the code: what sleeps holds a place there for so long."""
 MAX_ANSWER = 4 << 20
 """Bytes of a remote service's response, which contains the judge's short output."""
 ENDED = {
@@ -151,15 +153,15 @@ class Remote:
             "code": source,
             "language": "python",
             "stdin": stdin.decode(),
-            "run_timeout": BUSY * timeout,
-            "compile_timeout": BUSY * timeout,
+            "run_timeout": LONGER * timeout,
+            "compile_timeout": LONGER * timeout,
             "memory_limit_MB": self.memory_mb,
             "files": {},
             "fetch_files": [],
         }
 
         async def ask() -> tuple[str, str]:
-            return _read_answer(await self._post(body, BUSY * timeout + self.grace), self.url)
+            return _read_answer(await self._post(body, LONGER * timeout + self.grace), self.url)
 
         return await retry(ask, (SandboxError, DeadlineExceeded), spread(self.backoff))
 
