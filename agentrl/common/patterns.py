@@ -12,6 +12,8 @@ import re
 import subprocess
 import sys
 
+from agentrl.errors import DeadlineExceeded
+
 SECONDS = 0.5
 """Of processor time that a search may take, the start of its process included."""
 WAIT = 60.0
@@ -51,6 +53,7 @@ def count(pattern: str, text: str, flags: int = 0, most: int = sys.maxsize, arou
 
     Raises:
         re.error: it is no regular expression.
+        DeadlineExceeded: the machine left it no processor.
         PatternTooSlow: the search took more than `SECONDS`; whatever asked is to take it for a failure of the text.
     """
     whole = f"{around[0]}{pattern}{around[1]}"
@@ -63,7 +66,9 @@ def count(pattern: str, text: str, flags: int = 0, most: int = sys.maxsize, arou
             [sys.executable, "-I", "-S", "-c", _PROGRAM], input=given, capture_output=True, timeout=WAIT
         )
         found = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):
+    except subprocess.TimeoutExpired:
+        raise DeadlineExceeded(f"a search had no {SECONDS:g} s of processor time in {WAIT:g} s") from None
+    except ValueError:
         raise PatternTooSlow(f"the pattern {pattern[:80]!r} takes too long in a text of {len(text)}") from None
     if isinstance(found, str):
         raise re.error(found, whole)

@@ -172,14 +172,16 @@ class ToolRegistry:
         tool = self._find(call.function.name)
         arguments = tool.check(parse_arguments(call))
         seconds = min(limit for limit in (timeout, tool.timeout, self.timeout) if limit is not None)
-        result = self._in_sandbox(tool, arguments) if tool.sandbox else _begin(tool, arguments)
+        waits = _Waits()
+        result = self._in_sandbox(tool, arguments, waits) if tool.sandbox else _begin(tool, arguments)
         if inspect.isawaitable(result):
-            result = await _await_bounded(tool.name, result, await faults.async_point("tool.call", seconds))
+            result = await _await_bounded(tool.name, result, await faults.async_point("tool.call", seconds), waits)
         return _content(result)
 
-    async def _in_sandbox(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+    async def _in_sandbox(self, tool: Tool, arguments: dict[str, Any], waits: _Waits) -> Any:
         assert self._sandbox is not None  # `add` has made sure
-        result = tool.invoke(arguments, await self._sandbox())
+        waits.begin(sandbox := await self._sandbox())
+        result = tool.invoke(arguments, sandbox)
         return await result if inspect.isawaitable(result) else result
 
     def _find(self, name: str) -> Tool:
@@ -199,8 +201,31 @@ def _begin(tool: Tool, arguments: dict[str, Any]) -> Any:
         raise instead from error
 
 
-async def _await_bounded(name: str, result: Awaitable[Any], seconds: float) -> Any:
-    """Await a tool's result up to its deadline; a coroutine that ignores its cancellation is not awaited."""
+class _Waits:
+    """The seconds that a call's commands waited for a processor, where its sandbox tells that (`Sandbox.waited`)."""
+
+    _sandbox: Any = None
+
+    def begin(self, sandbox: Any) -> None:
+        self._sandbox = sandbox
+        self._before = self._total()
+
+    def _total(self) -> float:
+        return float(getattr(self._sandbox, "waited", 0.0))
+
+    def take(self) -> float:
+        """Return what was not returned before."""
+        if self._sandbox is None:
+            return 0.0
+        before, self._before = self._before, self._total()
+        return self._before - before
+
+
+async def _await_bounded(name: str, result: Awaitable[Any], seconds: float, waits: _Waits) -> Any:
+    """Await a tool's result up to its deadline; a coroutine that ignores its cancellation is not awaited.
+
+    The deadline moves on by what commands wait for a processor: such a call is the machine's fault, not the model's.
+    """
 
     async def work() -> Any:
         try:
@@ -213,6 +238,8 @@ async def _await_bounded(name: str, result: Awaitable[Any], seconds: float) -> A
     task = asyncio.ensure_future(work())
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
+        while not done and (more := waits.take()) > 0.0:
+            done, _ = await asyncio.wait({task}, timeout=more)
     finally:
         if not task.done():
             task.cancel()

@@ -75,8 +75,8 @@ void channel_start(uint32_t id, struct command *command) {
     c->builtin = command->kind != RUN;
     c->head_limit = c->window = command->head;
     c->tail_limit = command->tail;
-    c->deadline = command->timeout ? c->started + (int64_t)command->timeout : 0;
     c->oom_before = oom_kills();
+    clock_start(c, command->timeout);
     for (int i = 0; i < 2; i++) c->streams[i].head = command->head;
     int theirs[4] = {-1, -1, -1, -1}, status = -1;
     bool ok = pair(&c->status, &status, true) && pair(&c->streams[0].fd, &theirs[1], true) &&
@@ -271,8 +271,8 @@ void channel_stop(struct channel *c) {
 
 void channel_finish(struct channel *c) {
     while (channel_status(c)) continue;
-    if (c->timed_out) {
-        c->how = TIMED_OUT;
+    if (c->late) {
+        c->how = c->late;
         c->code = 0;
     } else if (!c->ended) { /* somebody killed the supervisor: a command's own doing, or the controller's wish */
         c->how = SIGNALED;

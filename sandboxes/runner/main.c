@@ -73,6 +73,12 @@ static void handle(uint32_t id, uint32_t type, uint8_t *payload, uint32_t length
     case SIGNAL: if (c && length == 4) signal_command(c, (int)get32(payload)); break;
     case WINDOW: if (c && length == 8) c->window += get64(payload); break;
     case PING: send_frame(id, PONG, payload, length); break;
+    case LIMIT:
+        if (c && length == 8) {
+            c->tells = true;
+            clock_start(c, get64(payload));
+        }
+        break;
     case LISTEN: if (length == 4) listen_on(id, payload); break;
     default: _exit(76);
     }
@@ -148,7 +154,7 @@ static int wait_ms(int64_t now) {
     for (int i = 0; i < MAX_CHANNELS; i++)
         if (channels[i].used && !channels[i].closing) {
             struct channel *c = &channels[i];
-            if (c->deadline && c->deadline < until) until = c->deadline;
+            if (c->clock.limit && c->clock.next < until) until = c->clock.next;
             if (c->stopped && c->stopped < until) until = c->stopped;
         }
     return until <= now ? 0 : (int)((until - now) / 1000) + 1;
@@ -163,11 +169,17 @@ static void check_deadlines(int64_t now) {
             channel_stop(c);
             continue;
         }
-        if (!c->used || !c->deadline || now < c->deadline || c->closing) continue;
-        c->deadline = 0;
+        if (!c->used || !c->clock.limit || now < c->clock.next || c->closing) continue;
+        uint8_t late = clock_look(c, now);
+        if (!late) continue;
+        c->clock.limit = 0;
         while (channel_status(c)) continue;
         if (c->ended) continue;
-        c->timed_out = true;
+        if (c->tells) {
+            send_frame(c->id, LATE, &late, 1);
+            continue;
+        }
+        c->late = late;
         channel_stop(c);
     }
 }

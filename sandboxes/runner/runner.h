@@ -13,7 +13,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#define PROTOCOL 2
+#define PROTOCOL 3
 #define HEADER 20                /* nonce u64, channel u32, type u32, length u32; little endian */
 #define MAX_IN (1u << 20)        /* the longest frame that the controller may send */
 #define CHUNK 65536u             /* the longest frame that we send, and what one read takes */
@@ -21,14 +21,15 @@
 #define STDIN_MAX (2u << 20)     /* input that a command has not taken; the controller keeps far below it */
 #define MAX_CHANNELS 64
 #define STOPPED_US 5000000       /* a command that nobody continues for so long is ended */
+#define BUSY 60                  /* a command that waits for processors gets so many times its limit */
 
 enum frame {
-    HELLO = 1, EXEC, STDIN, STDIN_EOF, SIGNAL, WINDOW, PING, LISTEN,              /* from the controller */
-    READY = 65, OUT, ERR, REPORT, EXIT, ACK, PONG, ACCEPT                         /* to the controller */
+    HELLO = 1, EXEC, STDIN, STDIN_EOF, SIGNAL, WINDOW, PING, LISTEN, LIMIT,       /* from the controller */
+    READY = 65, OUT, ERR, REPORT, EXIT, ACK, PONG, ACCEPT, LATE, WAITED           /* to the controller */
 };
 enum kind { RUN = 0, READ_FILE, WRITE_FILE, TAR_OUT, TAR_IN, WIPE, DESCRIBE };
 enum flags { F_STREAM = 1, F_REPORT = 2, F_STDIN = 4 };
-enum how { EXITED = 0, SIGNALED, TIMED_OUT, NOT_STARTED };
+enum how { EXITED = 0, SIGNALED, TIMED_OUT, NOT_STARTED, STARVED };
 enum phase { P_RESOURCES = 0, P_CWD, P_EXEC };
 
 struct buffer { uint8_t *data; size_t start, length, room; };
@@ -39,6 +40,15 @@ struct stream {
     uint64_t head, total, dropped;
     uint8_t *ring;
     size_t ring_at, ring_length;
+};
+
+/* The time that counts towards a limit (clock.c), in microseconds. */
+struct clock {
+    int64_t limit;               /* 0 for none */
+    int64_t began, looked, next; /* of CLOCK_MONOTONIC */
+    int64_t runnable, ran;       /* the time in which a process of the command could run, and in which one did */
+    int64_t told;                /* what of its waiting the controller knows */
+    int64_t total;               /* what all of them had computed at the last look */
 };
 
 struct channel {
@@ -53,14 +63,19 @@ struct channel {
     struct stream streams[2];
     int report;
     uint64_t head_limit, tail_limit, window;
-    int64_t started, deadline;   /* microseconds of CLOCK_MONOTONIC; 0 for no deadline */
+    int64_t started;             /* microseconds of CLOCK_MONOTONIC */
+    struct clock clock;
     uint64_t oom_before;
     int64_t stopped;             /* when the command has been stopped too long; 0 while it runs */
     bool builtin, may_stop;      /* the controller itself has asked for a stop */
-    bool ended, timed_out;       /* the supervisor has said how; the deadline passed before it did */
+    bool tells;                  /* the end of its time is told, and does not end it */
+    bool ended;                  /* the supervisor has said how */
+    uint8_t late;                /* TIMED_OUT or STARVED: its time was up before it ended */
     uint8_t how, phase;
     int32_t code;
 };
+
+struct process { pid_t pid, parent; bool dead, can_run; long threads; int64_t ticks; }; /* ticks: reaped children's, too */
 
 struct command {                 /* a parsed EXEC frame; pointers lead into the frame */
     uint8_t kind, flags;
@@ -110,6 +125,13 @@ extern bool alone;               /* whether we are a container's first process, 
 void supervise(struct command *command, int status, const int stdio[4]);
 int kill_strays(void);
 int other_processes(bool end);
+bool read_process(const char *name, struct process *p);
+size_t list_processes(struct process **table);
+pid_t branch_of(const struct process *p, struct process *all, size_t count);
+
+/* clock.c */
+void clock_start(struct channel *c, uint64_t limit);
+enum how clock_look(struct channel *c, int64_t now);
 
 /* memory.c */
 void protect_from_oom(void);

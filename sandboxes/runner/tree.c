@@ -20,16 +20,14 @@
 
 bool alone;
 
-struct process { pid_t pid, parent; bool dead; };
-
 static int by_pid(const void *a, const void *b) {
     pid_t x = ((const struct process *)a)->pid, y = ((const struct process *)b)->pid;
     return (x > y) - (x < y);
 }
 
-static bool read_process(const char *name, struct process *p) {
+bool read_process(const char *name, struct process *p) {
     char path[64], line[512];
-    snprintf(path, sizeof path, "/proc/%.16s/stat", name);
+    snprintf(path, sizeof path, "/proc/%.40s/stat", name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     ssize_t n = read(fd, line, sizeof line - 1);
@@ -38,13 +36,18 @@ static bool read_process(const char *name, struct process *p) {
     line[n] = 0;
     char *after = strrchr(line, ')'); /* a program's name may hold anything, brackets too */
     char state;
-    if (!after || sscanf(after + 1, " %c %d", &state, &p->parent) != 2) return false;
+    unsigned long user, kernel;
+    long user_below, kernel_below;
+    if (!after || sscanf(after + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld %*d %*d %ld", &state,
+                         &p->parent, &user, &kernel, &user_below, &kernel_below, &p->threads) != 7) return false;
     p->pid = atoi(name);
     p->dead = state == 'Z' || state == 'X';
+    p->can_run = state == 'R';
+    p->ticks = (int64_t)(user + kernel) + user_below + kernel_below;
     return true;
 }
 
-static size_t list_processes(struct process **table) {
+size_t list_processes(struct process **table) {
     static struct process *all;
     static size_t room;
     size_t count = 0;
@@ -67,7 +70,7 @@ static bool supervises(pid_t pid) {
 }
 
 /* The ancestor (or self) of `p` that is a child of ours; 0 where there is none. */
-static pid_t branch_of(const struct process *p, struct process *all, size_t count) {
+pid_t branch_of(const struct process *p, struct process *all, size_t count) {
     pid_t self = getpid();
     for (int depth = 0; p && depth < 100000; depth++) {
         if (p->parent == self) return p->pid;

@@ -23,6 +23,8 @@ Command = str | Sequence[str]
 """A line for the sandbox's shell, or an argument vector that no shell sees."""
 
 
+BUSY = 60
+"""A command that waits for processors has so many times its limit by the clock; then SandboxStarved is raised."""
 SNAPSHOT_BYTES = 256 << 20
 """The largest snapshot, unless the caller sets another limit."""
 
@@ -32,7 +34,7 @@ class Outcome(StrEnum):
 
     EXITED = "exited"
     SIGNALED = "signaled"  # a signal ended it: its own crash, or a kill from inside the sandbox
-    TIMEOUT = "timeout"  # its whole process tree was killed
+    TIMEOUT = "timeout"  # its time was up, and its whole process tree was killed
     MEMORY = "memory"  # the kernel killed it at the sandbox's memory limit
     NOT_STARTED = "not_started"  # no such program or directory, or the sandbox's process limit is used up
 
@@ -77,6 +79,10 @@ class ExecResult:
             return data.decode(errors="replace")
         head, tail = data[: self.head].decode(errors="replace"), data[self.head :].decode(errors="replace")
         return f"{head}\n[... {dropped} bytes left out ...]\n{tail}"
+
+
+class SandboxStarved(SandboxError):
+    """A command waited for processors that others had, for so long that its limit says nothing about it."""
 
 
 class SandboxDied(SandboxError):
@@ -138,7 +144,8 @@ class Process(Protocol):
 class Sandbox(Protocol):
     """An isolated environment for model-written commands. All backends pass one conformance suite (`conformance`).
 
-    Its methods can be called from any event loop. Paths are absolute, or relative to `workdir`.
+    Its methods can be called from any event loop. Paths are absolute, or relative to `workdir`. A backend may have an
+    attribute `waited`, the seconds that commands have waited for a processor: deadlines of tool calls move on by it.
     """
 
     id: str
@@ -158,14 +165,15 @@ class Sandbox(Protocol):
 
         Args:
             command: a line for the shell, or an argument vector.
-            timeout: seconds before its whole process tree is killed; None: the specification's.
+            timeout: seconds that it may compute, sleep, or wait for anything but a processor (`BUSY`), before its whole
+                process tree is killed; None: the specification's.
             cwd: where it runs; None: `workdir`.
             env: variables besides the sandbox's own.
             stdin: what it may read.
             limit: bytes kept of each of its two outputs (half head, half tail); None: the specification's.
 
         Raises:
-            SandboxError: the sandbox failed, not the command.
+            SandboxError: the sandbox failed, not the command; SandboxStarved where others left it no processor.
         """
 
     async def start(

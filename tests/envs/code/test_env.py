@@ -17,7 +17,7 @@ from agentrl.envs.builtin.code import code_exec
 from agentrl.envs.builtin.code.builtin import PROBLEMS
 from agentrl.envs.builtin.code.env import Code
 from agentrl.envs.builtin.code.reward import code_verdict
-from agentrl.envs.builtin.code.runners import Remote
+from agentrl.envs.builtin.code.runners import LONGER, Remote
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.registry import make
@@ -170,7 +170,7 @@ async def test_a_remote_service_gives_the_same_verdicts() -> None:
         assert await code_exec("print('x' * 9)\n" + GOOD, TESTS, remote=url, timeout=PATIENCE) == 1.0
         assert all("assert f(1)" not in body["code"] for body in asked), "tests travel in the input alone"
         assert {body["language"] for body in asked} == {"python"}
-        assert {body["run_timeout"] for body in asked} == {PATIENCE}
+        assert {body["run_timeout"] for body in asked} == {LONGER * PATIENCE}
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ async def test_a_service_that_is_down_or_silent_is_our_failure() -> None:
 
     async with service(executed, silent) as (url, asked):  # first it proves that it can judge
         with pytest.raises(DeadlineExceeded, match="did not answer"):
-            await code_verdict(GOOD, TESTS, runner=hasty(url, grace=0.5), timeout=0.1)
+            await code_verdict(GOOD, TESTS, runner=hasty(url, grace=0.5), timeout=0.01)
         assert 1 < len(asked) <= 5, "a busy service does not see requests that were given up"
         release.set()
 
@@ -221,6 +221,13 @@ async def test_a_refused_request_and_a_place_that_cannot_judge_are_mistakes_of_t
     async with service((200, {"status": "Failed", "run_result": finished})) as (url, _):
         with pytest.raises(ConfigError, match="code can't be judged by"):
             await code_exec(GOOD, TESTS, remote=url)
+
+
+@pytest.mark.slow
+async def test_code_that_computes_too_long_ends_itself_on_a_remote_service() -> None:
+    """The service's own limit is by the clock, and says nothing where it is busy."""
+    async with service(executed) as (url, _):
+        assert await code_exec("def f(x):\n    while True: pass", TESTS, remote=url, timeout=1.0) == 0.0
 
 
 @pytest.mark.slow

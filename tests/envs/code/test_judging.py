@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from agentrl.envs.builtin.code import Job, code_exec
+from agentrl.envs.builtin.code import Job, code_exec, code_verdict
 from agentrl.envs.builtin.code.judging import encode_job, read
 from agentrl.envs.builtin.code.runners import judge
 from agentrl.errors import EnvError, InvalidInput
 from tests.envs.code.conftest import PATIENCE, Judge, Kept
+from tests.tools.sandbox.busy import beside
 
 TESTS = "assert f(2) == 41\nassert f(3) == [1, 'two']\nassert f(4) is True and f(5) > 17\nassert abs(f(6) - 0.5) < 1e-9"
 QUICK = 2.0
@@ -428,3 +429,12 @@ def test_only_a_line_with_the_nonce_is_a_verdict() -> None:
     assert read(f"noise\n{nonce}{good}\n", nonce, "").solved
     for forged in (good, f" {nonce}{good}", f"{'0' * 32}{good}", ""):
         assert not read(forged, nonce, "").solved
+
+
+async def test_code_has_the_same_verdict_on_a_busy_core() -> None:
+    """Beside two others, code that computes for 0.8 of its 2 seconds is stopped if the clock counts."""
+    slow = "import time\ndef f(x):\n    while time.process_time() < 0.8: pass\n    return x"
+    async with beside(2) as sandbox:
+        runner = Kept("subprocess")
+        object.__setattr__(runner, "sandbox", sandbox)
+        assert (await code_verdict(slow, "assert f(1) == 1", runner=runner, timeout=2.0)).solved

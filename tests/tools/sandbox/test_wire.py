@@ -7,8 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import SandboxError
-from agentrl.tools.sandbox.runner.wire import HEADER, CommandKind, Decoder, Demultiplexer, Flags, Frame, command, frame
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.tools.sandbox.runner.client import RunnerClient
+from agentrl.tools.sandbox.runner.transport import ByteStream
+from agentrl.tools.sandbox.runner.wire import (
+    HEADER,
+    PROTOCOL,
+    CommandKind,
+    Decoder,
+    Demultiplexer,
+    Flags,
+    Frame,
+    command,
+    frame,
+)
 
 FRAMES = st.lists(
     st.tuples(st.integers(0, 2**32 - 1), st.sampled_from(list(Frame)), st.binary(max_size=300)), max_size=20
@@ -69,3 +81,17 @@ def test_an_argument_with_a_nul_is_refused_rather_than_cut(argv: list[str | byte
 def test_a_command_that_no_frame_holds_is_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
         command(CommandKind.RUN, ["x" * (2 << 20)])
+
+
+class OldRunner(ByteStream):
+    """Answers the first frame as a runner of an earlier protocol."""
+
+    def send(self, data: bytes) -> None:
+        self.on_bytes(frame(HEADER.unpack_from(data)[0], 0, Frame.READY, struct.pack("<II", PROTOCOL - 1, 1)))
+
+
+async def test_a_runner_of_another_version_is_refused_with_what_to_do() -> None:
+    client = RunnerClient(OldRunner())
+    with pytest.raises(ConfigError, match="make the image anew"):
+        await client.hello(60.0)
+    client.close()

@@ -31,7 +31,7 @@ class Code(Env):
         tools: whether there is a Python interpreter to try code in before answering.
         partial: whether passing a part of the tests is rewarded in part.
         shown: how many of an MBPP problem's tests the model sees; all of them are run.
-        timeout: seconds for scoring an answer.
+        timeout: seconds for scoring an answer, without what it waits for a processor.
         sandbox: docker, or subprocess, which isolates nothing.
         image: the sandboxes' image; python3 must be in it.
         remote: a remote execution service that runs the tests, such as http://HOST:8080/run_code.

@@ -10,6 +10,9 @@ answered by `{"status": "Success" | "Failed" | "SandboxError", "message": …, "
 "Error" | "TimeLimitExceeded", "return_code": …, "stdout": …, "stderr": …}}`. The code sent is the judge's program,
 which is no secret; tests and nonce are in `stdin`, which no other process on the remote machine can read.
 
+Its `run_timeout` is by the clock, and it does not tell a program that sleeps from one that gets no processor. So the
+program limits its own processor time, and `run_timeout` is `LONGER` times as long: only what sleeps is stopped by it.
+
 A service that can't be reached, is too slow, overloaded or broken is an infrastructure failure: the request is repeated
 a few times and then an InfraError, never a reward of 0. A request that it refuses (400 to 499) is a ConfigError.
 """
@@ -17,6 +20,7 @@ a few times and then an InfraError, never a reward of 0. A request that it refus
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -34,6 +38,8 @@ SPEC = SandboxSpec(memory_mb=512, pids=64, tmpfs_mb={"/work": 64, "/tmp": 32}, f
 CANARY_SECONDS = 60.0
 GRACE = 15.0
 BACKOFF = (0.2, 1.0, 3.0)
+LONGER = 20.0
+"""A remote service's limit, in those of the code: what sleeps holds a place there for so long."""
 MAX_ANSWER = 4 << 20
 """Bytes of a remote service's response, which contains the judge's short output."""
 ENDED = {
@@ -66,7 +72,7 @@ async def judge(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
     Args:
         runner: where.
         job: the code and its tests.
-        timeout: seconds for all of it.
+        timeout: seconds for all of it, as the runner counts them.
 
     Raises:
         ConfigError: the judge does not work there.
@@ -141,20 +147,21 @@ class Remote:
         return f"Remote({self.url!r})"
 
     async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
-        source = f"import sys\nsys.argv = ['judge', {program()!r}, 'judge']\n{BOOT}\n"
+        limit = f"resource.setrlimit(resource.RLIMIT_CPU, ({math.ceil(timeout)},) * 2)"
+        source = f"import resource, sys\n{limit}\nsys.argv = ['judge', {program()!r}, 'judge']\n{BOOT}\n"
         body = {
             "code": source,
             "language": "python",
             "stdin": stdin.decode(),
-            "run_timeout": timeout,
-            "compile_timeout": timeout,
+            "run_timeout": LONGER * timeout,
+            "compile_timeout": LONGER * timeout,
             "memory_limit_MB": self.memory_mb,
             "files": {},
             "fetch_files": [],
         }
 
         async def ask() -> tuple[str, str]:
-            return _read_answer(await self._post(body, timeout + self.grace), self.url)
+            return _read_answer(await self._post(body, LONGER * timeout + self.grace), self.url)
 
         return await retry(ask, (SandboxError, DeadlineExceeded), spread(self.backoff))
 

@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.common.untrusted import read_json
 from agentrl.errors import DeadlineExceeded
 from agentrl.tools.sandbox.base import Process, Sandbox, SandboxMemory
+from agentrl.tools.sandbox.runner.interpreter import InteractiveProcess
 
 SECONDS = 20.0
 """For each command of the verifier's."""
@@ -55,8 +56,7 @@ async def list_passed(
     """
     for check in checks:
         if "program" in check and not check["running"] and (process := programs.get(check["program"])) is not None:
-            with suppress(DeadlineExceeded):
-                await process.wait(ending)
+            await _wait_for_end(process, ending)
     try:
         # Another command of the sandbox in between: the end of whatever was stopped with that program is known by then.
         files = await _read(sandbox, [check["path"] for check in checks if "path" in check])
@@ -64,6 +64,15 @@ async def list_passed(
         return [await _holds(sandbox, check, files, running) for check in checks]
     except SandboxMemory:  # the agent has left no memory to look with
         return [False] * len(checks)
+
+
+async def _wait_for_end(process: Process, seconds: float) -> None:
+    """Wait until a program has ended or has had its time to, as the sandbox counts it where it can."""
+    if isinstance(process, InteractiveProcess):
+        await process.wait_for_report(b"its end", seconds)
+        return
+    with suppress(DeadlineExceeded):
+        await process.wait(seconds)
 
 
 async def _holds(

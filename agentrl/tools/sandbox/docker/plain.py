@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import math
 import posixpath
 import shlex
 import struct
@@ -23,6 +24,7 @@ from agentrl.common import processes
 from agentrl.common.concurrency import take_error
 from agentrl.errors import SandboxError, ToolArguments
 from agentrl.tools.sandbox.base import (
+    BUSY,
     Command,
     ExecResult,
     Outcome,
@@ -35,12 +37,15 @@ from agentrl.tools.sandbox.base import (
 from agentrl.tools.sandbox.docker.container import ContainerSandbox, create_container, remove
 from agentrl.tools.sandbox.docker.daemon import Daemon, connect
 from agentrl.tools.sandbox.runner.loop import on_loop, run_on_loop
+from agentrl.tools.sandbox.runner.process import starved
 from agentrl.tools.sandbox.runner.wire import encode
 from agentrl.tools.sandbox.snapshot import ArchivedSandbox
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)
 FILE_TIMEOUT = 120.0
+LOOKS = 16
+"""Times that the daemon is asked, within a command's limit, whether the command computes or waits for a processor."""
 UNSUPPORTED = "plain exec has no {}: it needs the resident runner (runner='mount')"
 
 
@@ -53,6 +58,7 @@ class PlainSandbox(ContainerSandbox, ArchivedSandbox):
         self.workdir = spec.workdir
         self.daemon = daemon
         self._closed = False
+        self.waited = 0.0
         processes.register_sandbox(id, lambda: daemon.api.kill(id))
 
     @run_on_loop
@@ -89,10 +95,8 @@ class PlainSandbox(ContainerSandbox, ArchivedSandbox):
         kept = (_HeadTail(most), _HeadTail(most))
         done = asyncio.ensure_future(asyncio.to_thread(_run_exec, api, id, data, kept))
         try:
-            await asyncio.wait_for(asyncio.shield(done), timeout or self.spec.timeout)
-        except TimeoutError:
-            await self._kill_all()
-            return _make_result(Outcome.TIMEOUT, 124, kept, started)
+            if not await self._in_time(done, timeout or self.spec.timeout):
+                return _make_result(Outcome.TIMEOUT, 124, kept, started)
         except OSError as error:
             raise SandboxDied(f"the exec's stream failed: {error}") from None
         finally:
@@ -109,6 +113,42 @@ class PlainSandbox(ContainerSandbox, ArchivedSandbox):
             code = 127  # as in a shell
         outcome = Outcome.SIGNALED if code > 128 else Outcome.NOT_STARTED if code in (126, 127) else Outcome.EXITED
         return _make_result(outcome, code, kept, started)
+
+    async def _in_time(self, done: asyncio.Future[None], limit: float) -> bool:
+        """Return whether a command ends within its limit, counted as the runner's clock does; else all are killed.
+
+        Raises:
+            SandboxStarved: others left it no processor.
+        """
+        began = looked = time.monotonic()
+        runnable, ran, waited, total, step = 0.0, 0.0, 0.0, 0.0, min(limit, max(limit / LOOKS, 1.0))
+        while not (await asyncio.wait({done}, timeout=step))[0]:
+            threads, computed = await self._look()
+            now = time.monotonic()
+            elapsed, looked = now - looked, now
+            if total and threads:  # before the first look nothing is known
+                runnable += elapsed
+                ran += (computed - total) / min(threads, math.ceil(self.spec.cpus))
+            total = computed
+            waited, told = max(runnable - ran, 0.0), waited
+            self.waited += max(waited - told, 0.0)
+            left = limit - (now - began) + waited
+            if left <= 0 or now - began > BUSY * limit:
+                await self._kill_all()
+                if left > 0:
+                    raise starved(now - began)
+                return False
+            step = max(min(left, step), 0.05)
+        done.result()
+        return True
+
+    async def _look(self) -> tuple[int, float]:
+        """The threads that can run in the container, and the seconds that all of them have computed."""
+        api, call = self.daemon.api, self.daemon.call
+        states = await call(api.top, self.id, "-eLo pid,stat")
+        used = await call(api.stats, self.id, stream=False, one_shot=True)
+        threads = sum(state.startswith("R") for _, state in states["Processes"] or ())
+        return threads, used["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
 
     @run_on_loop
     async def _kill_all(self) -> None:

@@ -15,6 +15,7 @@ from agentrl.common import processes
 from agentrl.common.concurrency import take_error
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox.base import (
+    BUSY,
     SNAPSHOT_BYTES,
     Command,
     ExecResult,
@@ -32,7 +33,7 @@ from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.threads import in_forked_child
 
 GRACE = 60.0
-"""Seconds past a command's timeout in which its result must come."""
+"""Seconds past a command's longest time in which its result must come."""
 POLL_SECONDS = 60.0
 """One request waits so long for a background process."""
 
@@ -73,7 +74,7 @@ class RemoteSandbox(ArchivedSandbox):
     ) -> ExecResult:
         within, data = timeout or self.spec.timeout, body_of(stdin, "stdin")
         given = {"command": command, "timeout": within, "cwd": cwd, "env": env or {}, "stdin": data, "limit": limit}
-        result: ExecResult = await self.call("exec", ExecResult, within + GRACE, **given)
+        result: ExecResult = await self.call("exec", ExecResult, BUSY * within + GRACE, **given)
         return result
 
     async def start(self, command: Command, **options: Any) -> Process:
@@ -181,7 +182,7 @@ class RemoteProcess:
 
     async def _report(self, data: bytes | None, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
         given = {"data": data, "mark": mark, "timeout": timeout}
-        answer, running = await self._call("report", Report, timeout + GRACE, **given)
+        answer, running = await self._call("report", Report, BUSY * timeout + GRACE, **given)
         if not running:
             await self.wait(GRACE)  # so that `running` is false here, too
         return answer  # type: ignore[no-any-return]

@@ -18,6 +18,7 @@ from agentrl.tools.sandbox.base import (
     PathError,
     SandboxDied,
     SandboxMemory,
+    SandboxStarved,
     SnapshotRefused,
 )
 
@@ -27,7 +28,7 @@ VARIABLE = "AGENTRL_SANDBOX_KEY"
 SHORTEST_KEY = 16
 _KINDS = (
     *(ConfigError, DaemonError, DeadlineExceeded, InvalidInput, PathError, SandboxDied, SandboxError, SandboxMemory),
-    *(SnapshotRefused, ToolArguments),
+    *(SandboxStarved, SnapshotRefused, ToolArguments),
 )
 Report = tuple[tuple[bytes, ExecResult] | None, bool]
 """The answer of an interactive process: what came in time, with the output before it, and whether it still runs."""

@@ -12,14 +12,16 @@ import secrets
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from agentrl.common.concurrency import take_error
-from agentrl.errors import SandboxError
-from agentrl.tools.sandbox.base import SandboxDied
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.tools.sandbox.base import BUSY, SandboxDied
 from agentrl.tools.sandbox.runner import wire
 from agentrl.tools.sandbox.runner.transport import ByteStream
 from agentrl.tools.sandbox.runner.wire import CommandKind, Flags, Frame
 
+T = TypeVar("T")
 CREDIT = 256 << 10
 """Bytes of a command's input, and of its streamed output, that are in flight."""
 PIECE = 60 << 10
@@ -32,6 +34,7 @@ class Channel:
         self.number = number
         self.exit: asyncio.Future[wire.Exit] = asyncio.get_running_loop().create_future()
         self.exit.add_done_callback(take_error)
+        self.late: asyncio.Future[wire.How] = asyncio.get_running_loop().create_future()
         self.outputs = (bytearray(), bytearray())
         self.reports: asyncio.Queue[bytes] = asyncio.Queue()
         self.head = 0
@@ -70,6 +73,38 @@ class Channel:
             self._client.send(self.number, Frame.WINDOW, struct.pack("<Q", len(chunk)))
             yield chunk
 
+    def limit(self, seconds: float) -> asyncio.Future[wire.How]:
+        """Begin to count the command's time anew, and return what is done with TIMED_OUT or STARVED when it is up.
+
+        Args:
+            seconds: that it has; 0 ends the counting.
+        """
+        self.late.cancel()
+        self.late = asyncio.get_running_loop().create_future()
+        if not self.exit.done():
+            self._client.send(self.number, Frame.LIMIT, struct.pack("<Q", int(seconds * 1e6)))
+        return self.late
+
+    async def wait_within(self, answer: asyncio.Future[T], seconds: float, grace: float) -> T:
+        """Wait for what the runner sends at the end of a limit or before; on a busy machine `BUSY` times as late.
+
+        Args:
+            answer: what it sends.
+            seconds: the limit.
+            grace: seconds that the runner has to answer.
+
+        Raises:
+            SandboxDied: the runner does not answer; it is given up.
+        """
+        last = time.monotonic() + BUSY * seconds + grace
+        done, _ = await asyncio.wait({answer}, timeout=seconds + grace)
+        while not done:
+            if time.monotonic() > last or not await self._client.ping(grace):
+                self._client.fail(f"the sandbox did not answer {grace:g} s after a command's limit")
+                raise SandboxDied(self._client.lost)
+            done, _ = await asyncio.wait({answer}, timeout=max(grace, 1.0))
+        return answer.result()
+
     def handle(self, kind: Frame, payload: bytes) -> None:
         """Handle a frame for this channel."""
         if kind is Frame.OUT and self._flags & Flags.STREAM:
@@ -83,6 +118,10 @@ class Channel:
         elif kind is Frame.ACK:
             self._in_flight -= struct.unpack("<Q", payload)[0]
             self._acknowledged.set()
+        elif kind is Frame.WAITED:
+            self._client.waited += struct.unpack("<Q", payload)[0] / 1e6
+        elif kind is Frame.LATE and not self.late.done():
+            self.late.set_result(wire.How(payload[0]))
         elif kind is Frame.EXIT:
             self.finish(wire.read_exit(payload))
 
@@ -104,6 +143,7 @@ class RunnerClient:
     Attributes:
         last_frame: when its last frame came, in seconds since 1970.
         lost: why the runner was lost; None while it is connected.
+        waited: seconds that commands have waited for a processor, which does not count towards their limits.
         on_accept: called with the channel of each accepted connection.
         on_lost: called with the reason when the runner is lost.
     """
@@ -117,6 +157,7 @@ class RunnerClient:
         self._answers: dict[tuple[Frame, int], asyncio.Future[bytes]] = {}
         self._beat: asyncio.TimerHandle | None = None
         self.lost: str | None = None
+        self.waited = 0.0
         self.last_frame = time.time()
         self.on_accept: Callable[[Channel], None] | None = None
         self.on_lost: Callable[[str], None] | None = None
@@ -124,7 +165,10 @@ class RunnerClient:
         stream.on_lost = self.fail
 
     def hello(self, lease: float) -> asyncio.Future[bytes]:
-        """Send the hello frame; done when the runner answers. It exits after `lease` seconds without a frame."""
+        """Send the hello frame; done when the runner answers, with ConfigError where it is another version's.
+
+        The runner exits after `lease` seconds without a frame.
+        """
         answer = self._request(Frame.READY, 0, Frame.HELLO, struct.pack("<II", wire.PROTOCOL, int(lease * 1000)))
         self._keep_alive(lease / 3)
         return answer
@@ -241,7 +285,11 @@ class RunnerClient:
     def _dispatch(self, number: int, kind: Frame, payload: bytes) -> None:
         answer = self._answers.get((kind, number))
         if answer is not None:
-            if not answer.done():
+            spoken = struct.unpack_from("<I", payload)[0] if kind is Frame.READY else wire.PROTOCOL
+            if not answer.done() and spoken != wire.PROTOCOL:
+                words = f"the image's runner is of another agentrl (its protocol is {spoken}, not {wire.PROTOCOL})"
+                answer.set_exception(ConfigError(f"{words}: make the image anew, or set runner='mount'"))
+            elif not answer.done():
                 answer.set_result(payload)
         elif kind is Frame.ACCEPT and self.on_accept:
             channel = Channel(self, number)

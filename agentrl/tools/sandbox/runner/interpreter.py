@@ -3,8 +3,8 @@
 The interpreter reports a cell's end on descriptor 3, with the cell's nonce; it is closed in the cell's subprocesses,
 and printed text can't be mistaken for it. Code in the same process can tamper with its own interpreter, but only its
 own output depends on that: whether the process is alive and how it ended is known from the runner. A cell that takes
-too long is interrupted (KeyboardInterrupt, the variables survive) and, if that does not help, killed, which the result
-says.
+too long, as the sandbox counts its time (`Sandbox.exec`), is interrupted (KeyboardInterrupt, the variables survive)
+and, if that does not help, killed, which the result says.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ INTERRUPT_SECONDS = 2.0
 """Seconds for an interrupted cell to end."""
 
 
+@runtime_checkable
 class InteractiveProcess(Process, Protocol):
     """A background process that can be written to and signalled, and that reports on its descriptor 3."""
 
@@ -64,7 +65,7 @@ class InteractiveProcess(Process, Protocol):
         """Write to its input and wait for the report that begins with `mark`; see `ResidentProcess.request`."""
 
     async def wait_for_report(self, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
-        """Wait longer for a report that did not come within `request`'s timeout."""
+        """Wait longer for a report that did not come within `request`'s timeout; None at the process's end, too."""
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from agentrl.errors import AgentRLError, DeadlineExceeded, SandboxError
-from agentrl.tools.sandbox.base import ExecResult, Outcome, PathError, SandboxDied
+from agentrl.tools.sandbox.base import BUSY, ExecResult, Outcome, PathError, SandboxDied, SandboxStarved
 from agentrl.tools.sandbox.runner.client import Channel
 from agentrl.tools.sandbox.runner.loop import run_on_loop
 from agentrl.tools.sandbox.runner.wire import Exit, How
@@ -71,7 +71,11 @@ class ResidentProcess:
         """Write to its input and wait for the report on descriptor 3 that begins with `mark`; others are ignored.
 
         Returns:
-            The report and the output before it; None where the process ended or the timeout was reached.
+            The report and the output before it; None where the process ended or the timeout was reached, which counts
+            its time as a command's (`Sandbox.exec`).
+
+        Raises:
+            SandboxStarved: others left it no processor.
         """
 
         async def send() -> tuple[bytes, ExecResult] | None:
@@ -90,14 +94,27 @@ class ResidentProcess:
 
     @run_on_loop
     async def _in_time(self, work: Coroutine[Any, Any, T], timeout: float) -> T | None:
+        working = asyncio.ensure_future(work)
+        late = self._channel.limit(timeout)
+        both: set[asyncio.Future[Any]] = {working, late}
+        either = asyncio.ensure_future(asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED))
         try:
-            return await asyncio.wait_for(work, timeout)
-        except TimeoutError:
-            return None
+            await self._channel.wait_within(either, timeout, GRACE)
+        except SandboxDied as error:
+            raise await self._explain(error) from None
+        finally:
+            for waiting in (either, working):
+                waiting.cancel()
+            self._channel.limit(0.0)
+        if not working.done() and late.result() is How.STARVED:
+            raise starved(timeout * BUSY)
+        return working.result() if working.done() else None
 
     async def _report(self, mark: bytes) -> tuple[bytes, ExecResult] | None:
         channel, dropped = self._channel, [0, 0]
         for _ in range(MAX_FORGERIES):
+            if channel.exit.done() and channel.reports.empty():
+                return None
             report = await channel.reports.get()
             if not report:
                 return None
@@ -115,6 +132,8 @@ def result_of(channel: Channel, end: Exit, cwd: str = "") -> ExecResult:
         outcome, code = Outcome.TIMEOUT, 124
     elif end.how is How.SIGNALED:
         outcome, code = Outcome.SIGNALED, 128 + end.code
+    elif end.how is How.STARVED:
+        raise starved(end.seconds)
     elif end.how is How.NOT_STARTED:
         if end.code == errno.EBUSY:
             raise SandboxError("too many commands at once in one sandbox")
@@ -139,10 +158,19 @@ def result_of(channel: Channel, end: Exit, cwd: str = "") -> ExecResult:
     )
 
 
+def starved(seconds: float) -> SandboxStarved:
+    """The error for a command that others left no processor."""
+    return SandboxStarved(
+        f"in {seconds:.0f} s the command got too little processor time for a verdict: the machine is overloaded"
+    )
+
+
 def check_file(end: Exit, path: str) -> None:
     """Raise PathError where a file operation of the runner failed."""
     if end.how is How.EXITED and end.code == 0:
         return
     if end.how is How.EXITED:
         raise PathError(f"{path}: {os.strerror(end.code)}")
+    if end.how is How.STARVED:
+        raise starved(end.seconds)
     raise PathError(f"{path}: the operation was stopped ({end.how.name.lower()}, {end.code})")

@@ -1,7 +1,7 @@
 """A sandbox over a resident runner: what all backends with a runner share.
 
-The runner enforces a command's timeout. The deadline here is for a runner that does not answer (its daemon hangs, its
-container is frozen): then the sandbox is abandoned.
+The runner enforces a command's timeout, by the time that counts (`sandboxes/runner/clock.c`). The deadline here is for
+a runner that does not answer (its daemon hangs, its container is frozen): then the sandbox is abandoned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentrl.tools.sandbox.base import (
 from agentrl.tools.sandbox.egress import proxy_env
 from agentrl.tools.sandbox.runner.client import Channel, RunnerClient
 from agentrl.tools.sandbox.runner.loop import on_loop, run_on_loop
-from agentrl.tools.sandbox.runner.process import CWD, GRACE, ResidentProcess, check_file, result_of
+from agentrl.tools.sandbox.runner.process import CWD, GRACE, ResidentProcess, check_file, result_of, starved
 from agentrl.tools.sandbox.runner.wire import CommandKind, Exit, Flags, How
 from agentrl.tools.sandbox.snapshot import ArchivedSandbox
 from agentrl.tools.sandbox.spec import SandboxSpec, below
@@ -63,6 +63,10 @@ class ResidentSandbox(ArchivedSandbox):
         self._env = {**(proxy_env() if spec.egress else {}), **spec.env}
         self._end = asyncio.get_running_loop().call_later(spec.lifetime, client.fail, "the sandbox's lifetime is over")
 
+    @property
+    def waited(self) -> float:
+        return self.client.waited
+
     # -- commands
 
     @run_on_loop
@@ -79,7 +83,7 @@ class ResidentSandbox(ArchivedSandbox):
         data, seconds = body_of(stdin, "stdin"), timeout or self.spec.timeout
         try:
             channel = await self._run(command, cwd, env, limit, seconds, Flags.STDIN if data else Flags.NONE)
-            end = await self._finish(channel, seconds + self.grace, data)
+            end = await self._finish(channel, seconds, data)
         except SandboxMemory as error:
             return ExecResult(Outcome.MEMORY, 137, out_of_memory=True, detail=str(error))
         if end.how is How.NOT_STARTED and end.code == errno.ENOENT and end.phase > CWD and self._fall_back(command):
@@ -124,14 +128,11 @@ class ResidentSandbox(ArchivedSandbox):
         except ValueError as error:  # a NUL, a lone surrogate, or too long: the caller's fault
             raise PathError(str(error)) from None
 
-    async def _finish(self, channel: Channel, timeout: float, stdin: bytes | None = None) -> Exit:
-        """Wait for a command's end; a cancellation kills it."""
+    async def _finish(self, channel: Channel, seconds: float, stdin: bytes | None = None) -> Exit:
+        """Wait for a command's end at its limit or before; a cancellation kills it."""
         feeding = asyncio.ensure_future(self._feed(channel, stdin)) if stdin else None
         try:
-            return await asyncio.wait_for(asyncio.shield(channel.exit), timeout)
-        except TimeoutError:
-            self.client.fail(f"the sandbox did not answer for {timeout:g} s")
-            raise SandboxDied(f"the sandbox did not answer for {timeout:g} s") from None
+            return await channel.wait_within(channel.exit, seconds, self.grace)
         except SandboxDied as error:
             raise await self._explain(error) from None
         except asyncio.CancelledError:
@@ -194,7 +195,7 @@ class ResidentSandbox(ArchivedSandbox):
         channel = await self._open([path], kind=kind, flags=Flags.STDIN, timeout=FILE_TIMEOUT, mode=mode)
         if not body:
             channel.end_input()
-        end = await self._finish(channel, FILE_TIMEOUT + self.grace, body)
+        end = await self._finish(channel, FILE_TIMEOUT, body)
         try:
             check_file(end, path)
         except PathError as error:
@@ -221,10 +222,12 @@ class ResidentSandbox(ArchivedSandbox):
                     else:
                         file.write(chunk)
         except TimeoutError:
-            pass  # `_finish` raises the reason
+            channel.signal(signal.SIGKILL)
+            await self._finish(channel, 0.0)  # it raises the reason where the sandbox is lost
+            raise starved(FILE_TIMEOUT + self.grace) from None
         finally:
             channel.signal(signal.SIGKILL)  # where it has not ended
-        check_file(await self._finish(channel, self.grace), argv[0])
+        check_file(await self._finish(channel, 0.0), argv[0])
         return bytes(body[:most]) if kind is CommandKind.READ_FILE else bytes(body)
 
     # -- snapshots, reset, end
@@ -260,7 +263,7 @@ class ResidentSandbox(ArchivedSandbox):
         trees = [self._tree(tree) for tree in (*self.spec.trees, *self.shared_trees)]
         modes = dict(MODE.findall(self._empty or ""))
         channel = await self._open(trees, kind=kind, timeout=FILE_TIMEOUT, limit=DESCRIPTION_BYTES, env=modes)
-        end = await self._finish(channel, FILE_TIMEOUT + self.grace)
+        end = await self._finish(channel, FILE_TIMEOUT)
         if end.how is not How.EXITED or end.code:
             raise SandboxError(f"the sandbox could not be emptied or described ({os.strerror(end.code)})")
         return channel.outputs[0].decode(errors="replace")

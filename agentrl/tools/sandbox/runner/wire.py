@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agentrl.errors import SandboxError
 
-PROTOCOL = 2
+PROTOCOL = 3
 HEADER = struct.Struct("<QIII")
 COMMAND = struct.Struct("<BBHIQQQII")
 EXIT = struct.Struct("<BBBxiQQQQQ")
@@ -23,8 +23,8 @@ MAX_OUT = 1 << 17  # the longest frame of the runner; a longer one means that th
 class Frame(IntEnum):
     """The kinds of a frame."""
 
-    HELLO, EXEC, STDIN, STDIN_EOF, SIGNAL, WINDOW, PING, LISTEN = range(1, 9)
-    READY, OUT, ERR, REPORT, EXIT, ACK, PONG, ACCEPT = range(65, 73)
+    HELLO, EXEC, STDIN, STDIN_EOF, SIGNAL, WINDOW, PING, LISTEN, LIMIT = range(1, 10)
+    READY, OUT, ERR, REPORT, EXIT, ACK, PONG, ACCEPT, LATE, WAITED = range(65, 75)
 
 
 class CommandKind(IntEnum):
@@ -45,7 +45,7 @@ class Flags(IntFlag):
 class How(IntEnum):
     """The way in which a command ended."""
 
-    EXITED, SIGNALED, TIMED_OUT, NOT_STARTED = range(4)
+    EXITED, SIGNALED, TIMED_OUT, NOT_STARTED, STARVED = range(5)
 
 
 class Exit(NamedTuple):

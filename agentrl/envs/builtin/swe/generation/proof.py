@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.envs.builtin.swe.changes import File, Tree, apply_changes, write_tar
+from agentrl.envs.builtin.swe.generation.running import require_processor
 from agentrl.envs.builtin.swe.inside import PROGRAM
 from agentrl.envs.builtin.swe.patch import read_patch
 from agentrl.envs.builtin.swe.task import SweTask
 from agentrl.errors import InvalidInput, SandboxError
-from agentrl.tools.sandbox.base import Sandbox
+from agentrl.tools.sandbox.base import BUSY, Sandbox
 
 AT_ONCE = 24
 """Trees in a sandbox at a time: a few megabytes, and minutes at the worst."""
@@ -86,6 +87,7 @@ async def _batch(sandbox: Sandbox, trials: Sequence[Trial]) -> list[Outcomes]:
             "runs": [{"root": root, "output": f"{home}/{number}.log", "files": list(trial.files)}],
             "paths": list(trial.paths),
             "timeout": trial.timeout,
+            "busy": BUSY,
             "report_bytes": REPORT_BYTES,
             "file_bytes": FILE_BYTES,
             "conftest": any(path.rpartition("/")[2] == "conftest.py" for path in trial.tree),
@@ -107,7 +109,8 @@ async def _one(sandbox: Sandbox, config: Mapping[str, object], timeout: float) -
     line = next((line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(nonce)), None)
     if line is None:
         raise SandboxError(f"the tests' runner came to no end: {done.outcome.value}: {done.text()[-500:]}")
-    (run,) = json.loads(line[len(nonce) :])
+    (run,) = runs = json.loads(line[len(nonce) :])
+    require_processor(runs)
     rows = [json.loads(row) for row in run["rows"].splitlines() if row.endswith("]")]
     return Outcomes(
         passed={test: outcome == "passed" for test, outcome, *_ in rows},

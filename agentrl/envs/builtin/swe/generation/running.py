@@ -12,7 +12,7 @@ from agentrl.common.untrusted import read_json
 from agentrl.envs.builtin.swe.changes import Tree, write_tar
 from agentrl.envs.builtin.swe.generation.key import ReportRow
 from agentrl.envs.builtin.swe.inside import PROGRAM
-from agentrl.tools.sandbox.base import ExecResult, Outcome, Sandbox
+from agentrl.tools.sandbox.base import BUSY, ExecResult, Outcome, Sandbox, SandboxStarved
 
 REPORT_BYTES = 2 << 20
 FILE_BYTES = 64 << 20
@@ -62,7 +62,7 @@ async def run_tests(
 
     Raises:
         Unfinished: there is no report, and it isn't the sandbox's fault.
-        SandboxError: the sandbox failed, not what ran in it.
+        SandboxError: the sandbox failed, or others left it no processor (SandboxStarved): not what ran in it.
     """
     names = [secrets.token_hex(4) for _ in trees]
     archive = {
@@ -85,6 +85,7 @@ async def run_tests(
     if found is None:
         said = f"{done.outcome.value}, exit code {done.exit_code}: {done.text()[-500:]}"
         raise Unfinished(f"the tests came to no end: {said}")
+    require_processor(found)
     return [SuiteResult(_by_file(run["rows"]), "" if run["ended"] == "over" else run["ended"]) for run in found]
 
 
@@ -96,11 +97,18 @@ def _config(home: str, suite: TaskSuite, names: Sequence[str]) -> dict[str, Any]
         ],
         "paths": list(suite.paths),
         "timeout": suite.timeout,
+        "busy": BUSY,
         "report_bytes": REPORT_BYTES,
         "file_bytes": FILE_BYTES,
         "conftest": suite.conftest,
         "env": dict(suite.env),
     }
+
+
+def require_processor(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise SandboxStarved where others left a run of the tests no processor."""
+    if any(run["ended"] == "starved" for run in runs):
+        raise SandboxStarved("the tests got too little processor time for a verdict: the machine is overloaded")
 
 
 def _report(done: ExecResult, nonce: str) -> Any:
