@@ -70,6 +70,7 @@ def serving(app: FastAPI) -> Iterator[str]:
         thread = threading.Thread(target=server.run, args=([place],), daemon=True)
         thread.start()
         while not server.started:
+            assert thread.is_alive(), "the server did not start"
             time.sleep(0.01)
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
         server.should_exit = True
