@@ -22,6 +22,7 @@ from typing import Any
 
 from agentrl.cluster import guard
 from agentrl.common import cores
+from agentrl.common.garbage import collect_nothing_while_loading
 
 READ_AT_LOAD = (
     *("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "PYTORCH", "ATEN_"),
@@ -86,7 +87,8 @@ def main(where: str) -> int:
     signal.signal(signal.SIGCHLD, _reap)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_process_name("agentrl prefork")
-    importlib.import_module("agentrl.cluster.worker")
+    with collect_nothing_while_loading():
+        importlib.import_module("agentrl.cluster.worker")
     while listener or connections:
         known = [*connections, *([listener] if listener else [])]
         patience = None if connections else ALONE_SECONDS
@@ -154,9 +156,10 @@ def _reap(*_: Any) -> None:
 def _load(modules: list[str]) -> None:
     """Load those of the modules that are new."""
     new = [module for module in modules if module not in sys.modules]
-    for module in new:
-        with contextlib.suppress(BaseException):  # the worker raises it again, and says so
-            importlib.import_module(module)
+    with collect_nothing_while_loading():
+        for module in new:
+            with contextlib.suppress(BaseException):  # the worker raises it again, and says so
+                importlib.import_module(module)
     if new:
         gc.collect()
         gc.freeze()  # collections of copies would write to all of this memory

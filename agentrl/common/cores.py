@@ -155,6 +155,17 @@ def computing(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(own)
 
 
+def settle_threads(threads: int) -> None:
+    """Set torch's number of threads in the calling thread, whatever others set before it first computes.
+
+    Torch gives a thread the number that was set last, in any thread, when it first needs one: its own would be lost.
+    """
+    import torch
+
+    torch.get_num_threads()  # it needs one now, and not after the next line
+    torch.set_num_threads(threads)
+
+
 @contextmanager
 def one_each() -> Iterator[None]:
     """Within the block, default to one thread: for tools, rewards, and programs they start.

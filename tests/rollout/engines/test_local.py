@@ -156,6 +156,19 @@ async def test_a_crash_of_the_worker_reaches_everybody_who_waits(folder: Path) -
     await engine.close()
 
 
+async def test_the_engines_thread_keeps_its_number_of_threads_whatever_others_set(folder: Path) -> None:
+    """Torch gave it the number that was set last: each operation of a small model waited for a second thread."""
+    own, counted = torch.get_num_threads(), list[int]()
+    torch.set_num_threads(2)
+    try:
+        engine = LocalEngine(folder, EngineConfig(max_batch=2, device="cpu"))
+        await engine._worker.call(lambda: counted.append(torch.get_num_threads()))
+        await engine.close()
+    finally:
+        torch.set_num_threads(own)
+    assert counted == [1]
+
+
 @pytest.mark.slow
 async def test_a_stream_comes_in_pieces(engine: LocalEngine) -> None:
     stream = engine.generate("s/0", [1, 2, 3], Sampling(max_new_tokens=450, seed=1))

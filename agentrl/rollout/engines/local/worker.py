@@ -16,6 +16,7 @@ from concurrent.futures import Future
 
 import torch
 
+from agentrl.common import cores
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.local.request import Finished, Request
 from agentrl.rollout.engines.local.scheduler import Scheduler
@@ -119,7 +120,7 @@ class SchedulerThread:
     def _main(self) -> None:
         try:
             if self._threads is not None:
-                torch.set_num_threads(self._threads)
+                cores.settle_threads(self._threads)
             while self._take_calls():
                 self._deliver(self._scheduler.step())
                 if time.monotonic() - self._flushed > _FLUSH_SECONDS:

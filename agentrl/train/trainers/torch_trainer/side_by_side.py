@@ -32,7 +32,7 @@ class SideBySide:
     """
 
     def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, "agentrl-gradient", initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ThreadPoolExecutor(threads, "agentrl-gradient", initializer=cores.settle_threads, initargs=(1,))
 
     @classmethod
     def suited(cls, model: nn.Module, folder: Path, config: TorchConfig, processes: int) -> SideBySide | None:
