@@ -244,6 +244,7 @@ def silent(started: asyncio.Event) -> Reply:
 @pytest.mark.slow
 async def test_a_server_that_hangs_costs_no_more_than_the_deadline_and_is_sent_an_abort(folder: Path) -> None:
     async with fake(folder, silent(asyncio.Event())) as (engine, server):
+        await engine.start()
         with pytest.raises(DeadlineExceeded):
             await collect(engine.generate("s/0", [1], Sampling(), time.monotonic() + 1.0))
         await _until(engine, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import gc
 import os
 import pickle
@@ -324,7 +325,13 @@ class HandleReader:
 def test_what_keeps_shared_memory_does_not_keep_the_errors_of_this_process_open() -> None:
     """`agentrl train 2>&1 | tee log` waited for a server's end, since torch's process lives as long as its readers."""
     SharedBuffer().fill(Bucket(("a",), (torch.ones(3),)))
-    keepers = [each for each in descendants(os.getpid()) if "shm" in Path(f"/proc/{each}/comm").read_text()]
+
+    def name(process: int) -> str:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            return Path(f"/proc/{process}/comm").read_text()
+        return ""
+
+    keepers = [each for each in descendants(os.getpid()) if "shm" in name(each)]
     assert keepers
     ours = {os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)}
     assert not {os.readlink(f"/proc/{each}/fd/{number}") for each in keepers for number in (1, 2)} & ours
