@@ -193,6 +193,11 @@ def test_shared_memory_that_is_not_the_trainers_is_refused_and_nothing_stays_loc
     with pytest.raises(ValueError, match="from 1 on"):
         loans.open([(buffer.address, [("a", "uint8", [1]), ("b", "float32", [1])])])
     loans.give_back()
+    updater = ComputingEngine(module).updater
+    for wrong in (None, 7, [7], [(buffer.address, [7])], [(buffer.address, [own, ([], "int8", [1])])], [(7, [own])]):
+        loaded, message = updater.update_weights_from_tensor(wrong, module.FILES)
+        assert not loaded
+        assert message.startswith("these weights can't be read: ")
     assert buffer.lock()
     buffer.close()
 

@@ -89,7 +89,8 @@ class Loans:
             at = 0
             for name, kind, shape in tensors:
                 dtype = getattr(torch, kind, None)
-                if not isinstance(dtype, torch.dtype) or any(type(side) is not int or side < 0 for side in shape):
+                plain = isinstance(name, str) and all(type(side) is int and side >= 0 for side in shape)
+                if not isinstance(dtype, torch.dtype) or not plain:
                     raise ValueError(f"{name!r} has the dtype {kind!r} and the shape {shape}")
                 size = math.prod(shape) * dtype.itemsize
                 if size > len(memory) - at or at % dtype.itemsize:

@@ -341,10 +341,8 @@ def place_again(updater: Any) -> None:
 
     def from_hand(self: Any, named_tensors: Any, load_format: str | None = None) -> Any:
         if load_format == FILES:
-            try:
-                named = LOANS.open(named_tensors)
-            except (AttributeError, TypeError, ValueError) as error:
-                return False, f"these weights can't be read: {error}"
+            if isinstance(named := _open_files(named_tensors), str):
+                return False, named
             return load(self, named, lambda: handed(self, named, None), lambda tensors: tensors)
         if load_format is not None or not isinstance(named_tensors, list):
             return handed(self, named_tensors, load_format)
@@ -363,6 +361,16 @@ def place_again(updater: Any) -> None:
     updater.load_weights_from_distributed = from_broadcast
     updater.update_weights_from_tensor = from_hand
     updater.end_weight_update = ended
+
+
+def _open_files(files: Any) -> list[tuple[str, torch.Tensor]] | str:
+    """Return the tensors that lie in files, or what is wrong with them; then none of them stays locked."""
+    try:
+        return LOANS.open(files)  # type: ignore[no-any-return]
+    except (AttributeError, TypeError, ValueError) as error:
+        wrong = f"these weights can't be read: {error}"
+    LOANS.give_back()
+    return wrong
 
 
 def load_whole(manager: Any, begin: Callable[[], Any], end: Callable[[], Any]) -> None:
