@@ -216,7 +216,8 @@ class ServerProcess:
 
 def list_segments(group: int) -> set[Segment]:
     """The files of `/dev/shm` that processes of a group have mapped, where their mappings can be read (Linux)."""
-    return {segment for pid, own in _list_processes() if own == group for segment in _list_mapped_by(pid)}
+    names = _names()
+    return {segment for pid, own in _list_processes() if own == group for segment in _list_mapped_by(pid, names)}
 
 
 def remove_segments(segments: Iterable[Segment], group: int) -> None:
@@ -226,7 +227,8 @@ def remove_segments(segments: Iterable[Segment], group: int) -> None:
     """
     if not (left := {segment for segment in segments if os.path.exists(segment[0])}):
         return
-    used = {segment for pid, own in _list_processes() if own != group for segment in _list_mapped_by(pid)}
+    names = _names()
+    used = {segment for pid, own in _list_processes() if own != group for segment in _list_mapped_by(pid, names)}
     for path, inode in left - used:
         with contextlib.suppress(OSError):
             if os.stat(path).st_ino == inode:
@@ -240,9 +242,16 @@ def _list_processes() -> Iterator[tuple[int, int]]:
                 yield int(name), os.getpgid(int(name))
 
 
-def _list_mapped_by(pid: int) -> Iterator[Segment]:
+def _names() -> dict[int, str]:
+    """The files there are by their numbers: a semaphore is mapped under a name of before, which is called deleted."""
+    with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
+        return {entry.inode(): entry.path for entry in entries}
+    return {}
+
+
+def _list_mapped_by(pid: int, names: Mapping[int, str]) -> Iterator[Segment]:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
         for line in lines:
             _, _, _, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
-            if path and path[0].startswith(SHARED_MEMORY) and not path[0].endswith(" (deleted)"):
-                yield path[0], int(inode)
+            if path and path[0].startswith(SHARED_MEMORY) and int(inode) in names:
+                yield names[int(inode)], int(inode)

@@ -156,20 +156,20 @@ def test_a_free_port_is_kept_for_the_server_that_it_was_chosen_for() -> None:
 
 
 MAPS = """
-import mmap, os, sys, time
-kept = []
+import mmap, multiprocessing, os, sys, time
+kept = [multiprocessing.get_context("spawn").Lock()]
 for name in sys.argv[1:]:
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT)
     os.ftruncate(descriptor, 4096)
     kept.append(mmap.mmap(descriptor, 4096))
-print("mapped", flush=True)
+print("mapped", kept[0]._semlock.name, flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.slow
 def test_shared_memory_of_a_server_that_is_killed_is_removed_and_nobody_elses(tmp_path: Path) -> None:
-    """Each SGLang server that was killed left a file in /dev/shm."""
+    """Each SGLang server that was killed left a file in /dev/shm, and later a semaphore."""
     need(os.access(SHARED_MEMORY, os.W_OK), "no /dev/shm")
     own, shared, renewed, strange = (
         Path(SHARED_MEMORY) / f"agentrl-test-{os.getpid()}-{number}" for number in range(4)
@@ -180,10 +180,12 @@ def test_shared_memory_of_a_server_that_is_killed_is_removed_and_nobody_elses(tm
     server = ServerProcess("thing", [*command, str(own), str(shared), str(renewed)], log=log)
 
     async def mapped() -> bool:
-        return "mapped" in log.read_text()
+        return log.read_text().endswith("\n")
 
     try:
         asyncio.run(server.wait_ready(mapped, PATIENCE))
+        semaphore = Path(SHARED_MEMORY) / f"sem.{log.read_text().split()[1][1:]}"
+        assert semaphore.exists()
         with subprocess.Popen([*command, str(shared)], stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             other.stdout.readline()
@@ -193,6 +195,7 @@ def test_shared_memory_of_a_server_that_is_killed_is_removed_and_nobody_elses(tm
             server.kill()
             other.kill()
         assert [each.exists() for each in (own, shared, renewed, strange)] == [False, True, True, True]
+        assert not semaphore.exists()
     finally:
         server.end()
         for each in (own, shared, renewed, strange):

@@ -98,9 +98,9 @@ class Announcements:
         self._store = c10d.PrefixStore(name, store)
         self._number = 0
 
-    def announce(self, nbytes: int, name: str = "") -> None:
-        """Say that so many bytes are about to be broadcast, or lie in the shared memory of that name."""
-        self._store.set(f"bucket/{self._number}", f"{nbytes} {name}")
+    def announce(self, nbytes: int, address: str = "") -> None:
+        """Say that so many bytes are about to be broadcast, or lie in shared memory (`SharedBuffer.address`)."""
+        self._store.set(f"bucket/{self._number}", f"{nbytes} {address}")
         self._number += 1
 
     def end(self) -> None:

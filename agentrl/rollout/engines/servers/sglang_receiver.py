@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from agentrl.rollout.weights.buckets import Bucket
 
 LoadFolder = Callable[[Path, int], Awaitable[None]]
+FILES = "agentrl-files"
+"""The load format of weights that lie in files of shared memory (`agentrl_sglang_weights.FILES`)."""
 PING_SECONDS = 30.0
 """Seconds that a scheduler that is not computing may take to answer on a busy machine."""
 
@@ -43,7 +45,7 @@ class SGLangReceiver:
         receives_ahead: bool = False,
     ) -> None:
         self.client, self.load = client, load
-        self.receives_ahead, self.group = receives_ahead, GROUP
+        self.receives_ahead, self.reads_files, self.group = receives_ahead, receives_ahead, GROUP
 
     def in_group(self, name: str) -> SGLangReceiver:
         """Return the same server's receiver in another process group: a server may be in several."""
@@ -73,6 +75,11 @@ class SGLangReceiver:
         """`/update_weights_from_tensor`, one payload for each tensor-parallel rank."""
         self._require_whole("ipc")
         await self.client.update_from_tensor(payloads, **_ending(commit))
+
+    async def load_shared(self, payloads: Sequence[str], commit: LoadCommit) -> None:
+        """`/update_weights_from_tensor` as `agentrl_sglang_weights` takes it: begun, loaded and ended in one call."""
+        self._require_whole("ipc")
+        await self.client.update_from_tensor(payloads, load_format=FILES, **_ending(commit))
 
     def _require_whole(self, transport: str) -> None:
         if self.load is not None:

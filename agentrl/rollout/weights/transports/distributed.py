@@ -209,7 +209,7 @@ class DistributedTransport:
         if isinstance(flat, SharedBuffer):
             assert self._announced is not None
             flat.unlock()
-            self._announced.announce(flat.filled, flat.name)
+            self._announced.announce(flat.filled, flat.address)
             return
         if self._announced is not None:
             self._announced.announce(flat.nbytes)

@@ -14,15 +14,21 @@ spawns import this module as well.
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.util
 import runpy
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from agentrl_sglang_images import forget_features, take_images
-from agentrl_sglang_weights import ChangeLater
+from agentrl_sglang_weights import keep_mapped, load_whole, place_again, receive_ahead
 
+UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+"""The module of the class that receives and loads weights in each rank."""
+MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
+"""The module of the class that has each rank's updaters."""
 CREATING = ("arange", "empty", "ones", "tensor", "zeros")
 
 
@@ -67,6 +73,39 @@ def count_row(penalizer: Any, row: int, ids: torch.Tensor) -> None:
             counts[row].scatter_add_(0, ids, each)
         else:
             counts[row].scatter_(0, ids, each)
+
+
+class ChangeLater(importlib.abc.MetaPathFinder):
+    """Changes SGLang's updaters where they are imported, which not all of its processes do: it takes seconds."""
+
+    def __init__(self) -> None:
+        self._changes: dict[str, Callable[[Any], None]] = {UPDATER: _change_updater, MANAGER: _change_manager}
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        change = self._changes.pop(fullname, None)
+        if change is None:
+            return None
+        spec: Any = importlib.util.find_spec(fullname)
+        execute = spec.loader.exec_module
+
+        def executed(module: Any) -> None:
+            execute(module)
+            change(module)
+
+        spec.loader.exec_module = executed
+        return spec
+
+
+def _change_updater(module: Any) -> None:
+    receive_ahead(module.WeightUpdater)
+    place_again(module.WeightUpdater)
+    keep_mapped(module.WeightUpdater)
+
+
+def _change_manager(module: Any) -> None:
+    from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
+
+    load_whole(module.SchedulerWeightUpdaterManager, BeginWeightUpdateReqInput, EndWeightUpdateReqInput)
 
 
 if not torch.cuda.is_available():

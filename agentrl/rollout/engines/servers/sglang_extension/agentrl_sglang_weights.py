@@ -4,7 +4,8 @@ SGLang 0.5.23 receives a broadcast in the call that loads it, and that call wait
 whose name says so, each of the server's ranks has a thread here that receives what the trainer announces, and the call
 takes what has arrived, or waits for it. The thread alone uses the group, so broadcasts keep their order.
 
-Shared memory that weights came in stays mapped until the next publication: its pages would be new to each.
+Shared memory that torch's handles named stays mapped until the next publication: its pages would be new to each. A
+trainer that has filled all of it names the files instead, and the call that loads them begins and ends the update too.
 
 A load that did nothing but copy whole tensors to their places is not run again for the same names: `Placement` knows
 the places. What a broadcast brought is not copied then either, its memory becomes the parameters'; and so does shared
@@ -14,11 +15,8 @@ memory that the trainer leaves alone as long as it is locked here (`Loans`).
 from __future__ import annotations
 
 import datetime
-import importlib.abc
-import importlib.util
 import itertools
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -32,8 +30,8 @@ dist: Any = torch.distributed
 
 AHEAD = "-ahead"
 """The end of such a group's name (`agentrl.rollout.weights.group`)."""
-UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
-"""The module of the class that receives and loads weights in each rank."""
+FILES = "agentrl-files"
+"""The load format of weights that lie in files of shared memory."""
 ALIGNED = 64
 """Bytes of which an address is a multiple where a parameter may lie: a line of the processor's cache."""
 CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
@@ -250,26 +248,6 @@ def find_whole(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tenso
     return first.as_strided(like.shape, like.stride(), first.storage_offset())
 
 
-class ChangeLater(importlib.abc.MetaPathFinder):
-    """Changes SGLang's updater where it is imported, which not all of its processes do: it takes seconds."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname != UPDATER:
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec(fullname)
-        execute = spec.loader.exec_module
-
-        def executed(module: Any) -> None:
-            execute(module)
-            receive_ahead(module.WeightUpdater)
-            place_again(module.WeightUpdater)
-            keep_mapped(module.WeightUpdater)
-
-        spec.loader.exec_module = executed
-        return spec
-
-
 def receive_ahead(updater: Any) -> None:
     """Have the server's ranks receive in a thread, in groups whose name says so."""
     join, leave = updater.init_weights_update_group, updater.destroy_weights_update_group
@@ -362,6 +340,10 @@ def place_again(updater: Any) -> None:
         return load(self, named, lambda: broadcast(self, named), lambda tensors: tensors)
 
     def from_hand(self: Any, named_tensors: Any, load_format: str | None = None) -> Any:
+        if load_format == FILES:
+            if isinstance(named := _open_files(named_tensors), str):
+                return False, named
+            return load(self, named, lambda: handed(self, named, None), lambda tensors: tensors)
         if load_format is not None or not isinstance(named_tensors, list):
             return handed(self, named_tensors, load_format)
         return load(self, named_tensors, lambda: handed(self, named_tensors, load_format), LOANS.borrow)
@@ -379,3 +361,30 @@ def place_again(updater: Any) -> None:
     updater.load_weights_from_distributed = from_broadcast
     updater.update_weights_from_tensor = from_hand
     updater.end_weight_update = ended
+
+
+def _open_files(files: Any) -> list[tuple[str, torch.Tensor]] | str:
+    """Return the tensors that lie in files, or what is wrong with them; then none of them stays locked."""
+    try:
+        return LOANS.open(files)  # type: ignore[no-any-return]
+    except (AttributeError, TypeError, ValueError) as error:
+        wrong = f"these weights can't be read: {error}"
+    LOANS.give_back()
+    return wrong
+
+
+def load_whole(manager: Any, begin: Callable[[], Any], end: Callable[[], Any]) -> None:
+    """Have one call begin an update, load it from files, and end it; an update that was left open is taken over."""
+    load = manager.update_weights_from_tensor
+
+    def loaded(self: Any, request: Any) -> Any:
+        if request.load_format != FILES:
+            return load(self, request)
+        if self._session is None:
+            self.begin_weight_update(begin())
+        answer = load(self, request)
+        if answer.success:
+            self.end_weight_update(end())
+        return answer
+
+    manager.update_weights_from_tensor = loaded
