@@ -93,7 +93,7 @@ async def amid_turns(engine: LocalEngine, count: int = 1) -> AsyncIterator[None]
             go_on.wait()
         return step(*given)
 
-    engine.runner.step = held  # type: ignore[method-assign]
+    engine.runner.step = held  # type: ignore[assignment, method-assign]
     try:
         await reached.wait()
         yield
