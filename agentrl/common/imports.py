@@ -41,7 +41,7 @@ _PREFIX = "agentrl_file_"
 """With it begin the names of modules that were imported from a file's path."""
 _PACKAGE = "__init__.py"
 _given: dict[str, bytes] = {}
-"""What another process, whose work this one does, imported: sources by paths."""
+"""Sources by paths, as another process, whose work this one does, imported them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ def _disks(folder: Path) -> Iterator[Feature]:
 
 
 def _temporary_files() -> Feature:
-    """Where they go: Python passes over a TMPDIR that it can't write, and says nothing."""
+    """Name their folder: Python passes over a TMPDIR that it can't write, and says nothing."""
     name, asked = "temporary files", os.environ.get("TMPDIR")
     try:
         used = tempfile.gettempdir()
