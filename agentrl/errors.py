@@ -11,9 +11,10 @@
     │   ├── InvalidWeights                      a model's files don't hold the weights of its configuration
     │   ├── TreeError                           an edit would break the session tree's invariants
     │   └── RenderError                         messages that the model's format cannot express
+    │       └── UnlistedTools                   tools on offer that it does not show
     ├── TokenBudgetExceeded (RuntimeError)      a token budget is used up: the session ends TRUNCATED
     ├── EnvError            (RuntimeError)      the environment's own code failed
-    │   ├── InvalidImage                        an image that it showed can't be read: its session does not count
+    │   ├── InvalidMessage                      its model can't be shown a message: its session does not count
     │   ├── InvalidNumber                       what it gave is no finite number: its session does not count
     │   │   └── InvalidReward                   a reward is none, or out of its range
     │   └── StateUnsupported (NotImplementedError) it can't save, restore or fork its episode
@@ -112,6 +113,10 @@ class RenderError(InvalidInput):
     """Messages that the model's conversation format cannot express."""
 
 
+class UnlistedTools(RenderError):
+    """Tools are on offer that the model's conversation format does not show to it."""
+
+
 class TokenBudgetExceeded(AgentRLError, RuntimeError):
     """A token budget is used up; not a failure: the session ends TRUNCATED."""
 
@@ -126,8 +131,8 @@ class InvalidNumber(EnvError):
     blame = Blame.INFRA
 
 
-class InvalidImage(EnvError):
-    """An environment showed an image that can't be read: its session ends there, and is not trained on."""
+class InvalidMessage(EnvError):
+    """An environment's message has a broken image, or no place in the model's format: its session ends untrained."""
 
     blame = Blame.INFRA
 

@@ -81,9 +81,9 @@ def test_what_a_helper_defines_is_pickled_by_a_name_that_another_process_finds(t
     pair = load.reset.__globals__["helpers"].Pair("a", "b")
     data, known = pickle.dumps(pair), imports.files()
     names = [name for name in known if name in data.decode("latin1")]
-    assert [Path(known[name]).name for name in names] == ["helpers.py"]
-    package = next(name for name, file in known.items() if file == str(tmp_path / "words" / "__init__.py"))
-    gone = {name: sys.modules.pop(name) for name in list(known) if Path(known[name]).is_relative_to(tmp_path)}
+    assert [Path(known[name].path).name for name in names] == ["helpers.py"]
+    package = next(name for name, file in known.items() if file.path == str(tmp_path / "words" / "__init__.py"))
+    gone = {name: sys.modules.pop(name) for name in list(known) if Path(known[name].path).is_relative_to(tmp_path)}
     try:
         imports.find_files(known)
         assert vars(pickle.loads(data)) == {"first": "a", "second": "b"}
@@ -99,13 +99,34 @@ def test_another_process_finds_a_file_and_what_it_imports_later(tmp_path: Path) 
     (tmp_path / "helpers.py").write_text("ONE = 1")
     (tmp_path / "later.py").write_text("TWO = 2")
     data, known = pickle.dumps(imports.load(f"{file}:make", "env")), imports.files()
-    gone = {name: sys.modules.pop(name) for name in list(known) if Path(known[name]).is_relative_to(tmp_path)}
+    gone = {name: sys.modules.pop(name) for name in list(known) if Path(known[name].path).is_relative_to(tmp_path)}
     try:
         imports.find_files(known)
         assert pickle.loads(data)() == (1, 2)
     finally:
         sys.meta_path.pop()
         sys.modules.update(gone)
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_another_process_imports_what_this_one_has_whatever_the_files_are_by_then(
+    half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that took another's place amid a run played the environment as its author was just rewriting it."""
+    file = folder(tmp_path, "one")
+    imports.load(f"{file}:Beside", "env")
+    known = imports.files()
+    for each in tmp_path.rglob("*.py"):
+        each.write_text("def half(:" if half else "LIST = []") if each != file else each.unlink()
+    for name in [name for name in known if Path(known[name].path).is_relative_to(tmp_path)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(imports, "_given", {})
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    imports.find_files(known)
+    env = agentrl.make(f"{file}:Beside")
+    assert env.reset(agentrl.Task.of({"word": "w"})) == '"one: w"'
+    assert list(env.tasks()) == [{"word": "one"}]
+    assert imports.files().keys() == known.keys()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.cluster.wire.connection import Address, Calling, Connection
 from agentrl.common import custom_code
 from agentrl.common.concurrency import in_thread
-from agentrl.common.imports import files, find_files
+from agentrl.common.imports import ImportedFile, files, find_files, search_folders
 from agentrl.errors import InfraError
 
 if TYPE_CHECKING:  # what starts a process needs no settings
@@ -74,17 +74,19 @@ class PickledArguments:
 
     Attributes:
         data: the arguments, pickled.
-        files: the plug-ins' files that this process has imported: classes of theirs may be among the arguments.
+        files: the plug-ins' files as this process has imported them: classes of theirs may be among the arguments.
+        folders: where this process looks for modules (`imports.search_folders`).
         code: the code of model folders that may run (`custom_code.list_granted`).
     """
 
     data: bytes
-    files: Mapping[str, str]
+    files: Mapping[str, ImportedFile]
+    folders: Sequence[str] = ()
     code: frozenset[str] = frozenset()
 
     def loaded(self) -> Sequence[Any]:
         """The arguments, in the role's process."""
-        find_files(self.files)
+        find_files(self.files, self.folders)
         custom_code.grant(self.code)
         found: Sequence[Any] = pickle.loads(self.data)
         return found
@@ -138,7 +140,7 @@ class Role:
         if isinstance(self.arguments, PickledArguments):
             return self
         data = pickle.dumps(self.arguments, pickle.HIGHEST_PROTOCOL)
-        return replace(self, arguments=PickledArguments(data, files(), custom_code.list_granted()))
+        return replace(self, arguments=PickledArguments(data, files(), search_folders(), custom_code.list_granted()))
 
 
 @dataclass(frozen=True)

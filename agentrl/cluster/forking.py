@@ -223,7 +223,7 @@ def _run(start: ForkRequest, descriptor: int, follow: Callable[[], None]) -> int
 
 def _as_new(threads: int) -> None:
     """Make libraries as new: set what they keep of the process that they were loaded in."""
-    sys.path[0:1] = [os.getcwd()]  # as with `python -m`
+    sys.path[:] = dict.fromkeys(sys.path)  # PYTHONPATH may have the folder that `-m` put there, which Python sees to
     modules: dict[str, Any] = sys.modules
     if "torch" in modules:
         modules["torch"].set_num_threads(threads)

@@ -62,7 +62,7 @@ class LocalProcess(RoleProcess):
         with theirs:
             self.server = ServerProcess(
                 str(role),
-                [sys.executable, "-W", "ignore", "-m", "agentrl.cluster.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-W", "ignore", "-m", "agentrl.cluster.worker", str(theirs.fileno())],
                 env={"PYTHONPATH": path, **role.environment},
                 threads=role.threads,
                 descriptors=(theirs.fileno(), *role.descriptors),

@@ -4,6 +4,9 @@ A file may import what lies beside it, as a script may. Python has one table of 
 folders may each have a `helpers.py`: so these are imported under names of their own too, by an `__import__` that the
 file alone has. What is installed goes first: a folder of some name beside a file changes nothing for it.
 
+A process that a run starts imports what the run itself has imported, whatever the files are by then (`files`,
+`find_files`): they may be edited while it goes on, and be half written.
+
 Reading somebody's record must not run the code that it names: within `names_only` nothing but agentrl's own is loaded.
 """
 
@@ -21,6 +24,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -36,6 +40,16 @@ _log = logging.getLogger(__name__)
 _PREFIX = "agentrl_file_"
 """With it begin the names of modules that were imported from a file's path."""
 _PACKAGE = "__init__.py"
+_given: dict[str, bytes] = {}
+"""Sources by paths, as another process, whose work this one does, imported them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedFile:
+    """A file as a process has imported it."""
+
+    path: str
+    source: bytes
 
 
 @contextmanager
@@ -119,15 +133,16 @@ def _file_module(path: Path, where: str) -> ModuleType:
 
     dataclasses, pydantic and pickle look a class's module up there by its name.
     """
-    if not path.is_file():
+    if not _is_there(path):
         raise UnknownName(f"{where}: there is no file {str(path)!r}")
     path = path.resolve()
-    stamp = b"\0".join((bytes(path), path.read_bytes()))
+    source = _read(path)
+    stamp = b"\0".join((bytes(path), source))
     stem = path.parent.name if path.name == _PACKAGE else path.stem
     name = f"{_PREFIX}{stem}_{hashlib.blake2b(stamp, digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
-    loader = _Loader(name, str(path), folder_of(path))
+    loader = _Loader(name, ImportedFile(str(path), source), folder_of(path))
     module = sys.modules[name] = importlib.util.module_from_spec(loader.spec())
     folder, token = _working_directory(), _imported.set(path)
     try:
@@ -171,9 +186,9 @@ def folder_of(path: Path) -> Path:
 class _Loader(SourceFileLoader):
     """Runs a file that imports what lies in a folder."""
 
-    def __init__(self, name: str, path: str, folder: Path) -> None:
-        super().__init__(name, path)
-        self._folder = folder
+    def __init__(self, name: str, file: ImportedFile, folder: Path) -> None:
+        super().__init__(name, file.path)
+        self.file, self._folder = file, folder
 
     def spec(self) -> ModuleSpec:
         path = Path(self.path)
@@ -188,9 +203,8 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile what the file holds: bytecode on disk passes for new after an edit of equal size within a second."""
-        path = self.get_filename(fullname)
-        return compile(self.get_data(path), path, "exec", dont_inherit=True)
+        """Compile the source: bytecode on disk passes for new after an edit of equal size within a second."""
+        return compile(self.file.source, self.file.path, "exec", dont_inherit=True)
 
 
 class _Packages(importlib.abc.MetaPathFinder):
@@ -205,7 +219,8 @@ class _Packages(importlib.abc.MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(fullname, spec.loader.path, folder_of(Path(package.__file__)))
+            file = Path(spec.loader.path)
+            spec.loader = _Loader(fullname, ImportedFile(str(file), _read(file)), folder_of(Path(package.__file__)))
         return spec
 
 
@@ -239,7 +254,17 @@ class _Beside:
 
 def _place(folder: Path, name: str) -> Path | None:
     places = (folder / f"{name}.py", folder / name / _PACKAGE)
-    return next((each for each in places if each.is_file()), None)
+    return next((each for each in places if _is_there(each)), None)
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_file() or str(path.resolve()) in _given
+
+
+def _read(path: Path) -> bytes:
+    """A file's source: as another process imported it, or as it is."""
+    source = _given.get(str(path))
+    return path.read_bytes() if source is None else source
 
 
 def sources(path: Path) -> tuple[dict[str, Path], set[str]]:
@@ -291,10 +316,10 @@ def _find_installed(name: str) -> Path | None:
     return None if spec is None else Path(spec.origin or name).resolve()
 
 
-def files() -> dict[str, str]:
+def files() -> dict[str, ImportedFile]:
     """The files that this process has imported by their paths, by the names of their modules."""
-    named = ((name, module) for name, module in sys.modules.items() if name.startswith(_PREFIX))
-    return {name: module.__file__ for name, module in named if module.__file__}
+    specs = {name: module.__spec__ for name, module in sys.modules.items() if name.startswith(_PREFIX)}
+    return {name: spec.loader.file for name, spec in specs.items() if spec and isinstance(spec.loader, _Loader)}
 
 
 class _Files(importlib.abc.MetaPathFinder):
@@ -304,14 +329,28 @@ class _Files(importlib.abc.MetaPathFinder):
         known: the other process's `files()`.
     """
 
-    def __init__(self, known: Mapping[str, str]) -> None:
+    def __init__(self, known: Mapping[str, ImportedFile]) -> None:
         self._known = known
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         found = self._known.get(fullname)
-        return None if found is None else _Loader(fullname, found, folder_of(Path(found))).spec()
+        return None if found is None else _Loader(fullname, found, folder_of(Path(found.path))).spec()
 
 
-def find_files(known: Mapping[str, str]) -> None:
-    """Import another process's `files()` by their names where something pickled needs them."""
+def search_folders() -> list[str]:
+    """The folders in which this process looks for modules before Python's own: its script's, and PYTHONPATH's."""
+    standard = os.path.dirname(os.__file__)
+    ahead = sys.path[: sys.path.index(standard)] if standard in sys.path else []
+    return [os.path.join(_working_directory(), folder) for folder in ahead]
+
+
+def find_files(known: Mapping[str, ImportedFile], folders: Sequence[str] = ()) -> None:
+    """Import what another process has as it does.
+
+    Args:
+        known: its `files()`: they are found by their paths, and by the names that something pickled has for them.
+        folders: its `search_folders()`.
+    """
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    _given.update({file.path: file.source for file in known.values()})
     sys.meta_path.append(_Files(known))

@@ -42,6 +42,10 @@ NO_DAEMON = (
     "env.sandbox=docker needs a Docker daemon, and none answers: start one (or point DOCKER_HOST at it), "
     "or say env.sandbox=subprocess, which isolates nothing"
 )
+HIDDEN = (
+    "sandboxes have an empty writable tree at %s (tmpfs_mb), where the image %s has files: no command sees these. Have "
+    "them elsewhere in the image, copy them in (Sandbox.write), or use writable_root=true and no tree at %s"
+)
 
 EXIT_SECONDS = 60.0
 """For removing the sandboxes at the end of the process."""
@@ -97,7 +101,12 @@ class Supplier:
             raise ConfigError(NO_DAEMON) from None
         if not self._checked:
             await reaper.watch(spec.daemon)  # containers of killed runs, and of what is killed beside this process
+        if spec.key in self._checked:  # by another session meanwhile
+            return
         self._checked.add(spec.key)
+        with contextlib.suppress(SandboxError):
+            for tree in await images.find_hidden(spec.image, spec.trees, spec.daemon):
+                logger.warning(HIDDEN, tree, spec.image, tree)
 
     async def prepare(self, spec: SandboxSpec, count: int) -> None:
         """Keep this many idle sandboxes from now on; returns at once."""

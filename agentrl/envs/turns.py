@@ -26,11 +26,12 @@ from agentrl.errors import (
     AgentRLError,
     DeadlineExceeded,
     EnvError,
-    InvalidImage,
     InvalidInput,
+    InvalidMessage,
     RenderError,
     TokenBudgetExceeded,
     ToolError,
+    UnlistedTools,
 )
 from agentrl.sessions.tree.conversation import Conversation
 from agentrl.types import FinishReason, Message, Node, Session, StepResult, ToolCall, as_messages
@@ -176,23 +177,31 @@ def send(players: Mapping[str, Player], messages: Mapping[str, Sequence[Message]
     """Append each agent's messages to its conversation.
 
     Raises:
-        InvalidImage: one shows an image that can't be read.
-        RenderError: the model's format has no place for one.
+        InvalidMessage: one shows an image that can't be read, or the model's format has no place for one.
+        UnlistedTools: the model's format does not show it the tools.
     """
+    return [node for agent, own in messages.items() if own for node in _add(players[agent].conversation, own)]
+
+
+def _add(conversation: Conversation, messages: Sequence[Message]) -> list[Node]:
+    """Append an environment's messages to a conversation; errors as of `send`."""
     try:
-        return [node for agent, own in messages.items() if own for node in players[agent].conversation.add(own)]
+        return conversation.add(messages)
+    except UnlistedTools:
+        raise
     except RenderError as error:
-        raise _find_broken([message for own in messages.values() for message in own]) or error from None
+        why = _find_broken(messages) or f"the environment's message can't be written for the model: {error}"
+        raise InvalidMessage(why) from None
 
 
-def _find_broken(messages: Sequence[Message]) -> InvalidImage | None:
+def _find_broken(messages: Sequence[Message]) -> str:
     for message in messages:
         for url in message.images:
             try:
                 url_of(url)
             except InvalidInput as error:
-                return InvalidImage(f"the environment's {message.role} message has a broken image: {error}")
-    return None
+                return f"the environment's {message.role} message has a broken image: {error}"
+    return ""
 
 
 def note(nodes: Sequence[Node], seconds: Mapping[str, float]) -> None:
@@ -267,7 +276,7 @@ class SubAgents:
         offered = [schema for schema in self.env.tools.schemas() if schema["function"]["name"] in tools]
         agent, generator = f"{self.parent.agent}/{name}", self.parent.generator
         own = Conversation(self.parent.session, generator, tools=offered, agent=agent, stop=self.parent.stop)
-        own.add(as_messages(messages))
+        _add(own, as_messages(messages))
         for _ in range(max_turns):
             self._taken += 1
             try:
@@ -278,7 +287,7 @@ class SubAgents:
                 raise ToolError("the sub-agent came to no end: a turn of it was cut off by its token limit")
             if not node.message.tool_calls:
                 return node.message.text
-            own.add([await self._answer(call, tools) for call in node.message.tool_calls])
+            _add(own, [await self._answer(call, tools) for call in node.message.tool_calls])
         raise ToolError(f"the sub-agent came to no end in {max_turns} turns")
 
     async def _answer(self, call: ToolCall, tools: Sequence[str]) -> Message:

@@ -12,7 +12,7 @@ Mark = Callable[[Any], Any]
 
 
 def find_lost(cls: type, mark: Mark, decorator: str) -> list[str]:
-    """Say of each method of a class how it has lost its mark; no method that is replaced by no function, such as None.
+    """Say of each method of a class how it has lost its mark; none of a method that is replaced by None.
 
     Args:
         cls: the class.
@@ -27,7 +27,7 @@ def find_lost(cls: type, mark: Mark, decorator: str) -> list[str]:
         where = f"{owner.__name__}.{name}"
         if any(mark(each) is not None for each in _inside(member)):
             found.append(f"{where}: {decorator} is hidden by what stands above it: write {decorator} on top")
-        elif inspect.isfunction(_function(member)) and (marked := _overridden(cls, owner, name, mark)):
+        elif member is not None and (marked := _overridden(cls, owner, name, mark)):
             found.append(
                 f"{where} has no {decorator} and takes the place of {marked}, which has one: mark it as well, or "
                 f"write `{name} = None`"

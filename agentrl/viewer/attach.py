@@ -101,12 +101,12 @@ def _title(run: Run) -> str:
 
 def _detail(run: Run) -> str:
     """The silent workers, the number of stored sessions, how they ended, and when the run last wrote."""
-    try:
-        ended = run.store().counts()
-    except AgentRLError:
-        ended = {}
-    said = ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items(), key=lambda item: -item[1]))
-    written = f"written {clock(max(time.time() - run.updated(), 0.0))} ago"
     running = run.summary()["state"] is RunStatus.RUNNING
+    try:
+        ended = run.store().counts() if run.database.exists() else {}
+        said = ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items(), key=lambda item: -item[1]))
+    except AgentRLError as error:
+        said = "" if running else f"can't be read: {error}"  # at its start a store has no tables yet
+    written = f"written {clock(max(time.time() - run.updated(), 0.0))} ago"
     silent = [visible_text(each, keep="") for each in silences(run.path / "logs") if running]
     return "; ".join(filter(None, (*silent, f"sessions: {said}" if said else "", written)))

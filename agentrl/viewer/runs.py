@@ -22,7 +22,7 @@ from agentrl.common import formats
 from agentrl.config.secrets import without_secrets
 from agentrl.envs.data import identity
 from agentrl.envs.data.identity import Identities
-from agentrl.errors import AgentRLError, ConfigError, unknown_name
+from agentrl.errors import AgentRLError, ConfigError, NewerFormat, unknown_name
 from agentrl.overrides import read_yaml
 from agentrl.rollout.episodes import edits
 from agentrl.rollout.stream.batch_metrics import score_caution
@@ -35,6 +35,7 @@ from agentrl.viewer.series import MetricsFile, number, thin
 
 DEPTH = 4
 """Levels of folders below the given one in which runs are looked for."""
+SETTINGS = "config.yaml"
 SPARK = 60
 """The number of a sparkline's points."""
 
@@ -47,6 +48,7 @@ class RunStatus(StrEnum):
     STOPPED = "stopped"  # it ended in order before its last step
     KILLED = "killed"  # its process is gone and did not end in order
     NEWER = "newer"  # a later agentrl wrote it, in a format that this one can't read
+    DAMAGED = "damaged"  # its format.json, config.yaml or result.json can't be read
 
 
 class FolderKind(StrEnum):
@@ -97,23 +99,31 @@ class Run:
             return found[1]
 
     def settings(self) -> dict[str, Any]:
-        """Its settings by dotted names; what is secret by its name is hidden. Read again where the file has changed."""
-        file = self.path / "config.yaml"
+        """Its settings by dotted names; what is secret by its name is hidden. Read again where the file has changed.
+
+        Of a file that can't be read the reason, by the file's name.
+        """
+        file = self.path / SETTINGS
         try:
             written = file.stat().st_mtime_ns
             if self._settings is None or self._settings[0] != written:
                 self._settings = written, flat(without_secrets(read_yaml(file)))
         except (OSError, ConfigError) as error:
-            return {"config.yaml": str(error)}
+            return {SETTINGS: str(error)}
         return self._settings[1]
 
     def summary(self) -> dict[str, Any]:
-        """A line of the list of runs; of one that a later agentrl wrote, that alone."""
+        """A line of the list of runs; of one that can't be read, why."""
         try:
             formats.check_run(self.path)
+            self.evaluation()
+        except NewerFormat as error:
+            return self._unreadable(RunStatus.NEWER, str(error))
         except ConfigError as error:
-            return self._unreadable(str(error))
+            return self._unreadable(RunStatus.DAMAGED, str(error))
         settings, rows = self.settings(), self.metrics.rows()
+        if why := settings.get(SETTINGS):
+            return self._unreadable(RunStatus.DAMAGED, why)
         last = rows[-1] if rows else {}
         kind, evaluation = self.kind(), self.evaluation() or {}
         trains = kind is FolderKind.TRAINING
@@ -140,11 +150,11 @@ class Run:
             "note": self.notes.one().json(),
         }
 
-    def _unreadable(self, why: str) -> dict[str, Any]:
+    def _unreadable(self, state: RunStatus, why: str) -> dict[str, Any]:
         known = {
             "name": self.name,
             "kind": FolderKind.TRAINING,
-            "state": RunStatus.NEWER,
+            "state": state,
             "done": 0,
             "environment": why,
         }
@@ -154,7 +164,7 @@ class Run:
             **missing,
             "spark": [],
             "updated": self.updated(),
-            "sessions": False,
+            "sessions": state is RunStatus.DAMAGED and self.database.exists(),
             "note": TaggedNote().json(),
         }
 
@@ -180,12 +190,21 @@ class Run:
         return RunStatus.STOPPED if holder is None else RunStatus.KILLED
 
     def evaluation(self) -> dict[str, Any] | None:
-        """Return an evaluation's results, with the scores that people edited; None for a training run."""
+        """Return an evaluation's results, with the scores that people edited; None for a training run.
+
+        Raises:
+            ConfigError: the file of them is damaged.
+        """
+        file = self.path / "result.json"
         try:
-            found = orjson.loads((self.path / "result.json").read_bytes())
-        except (OSError, ValueError):
+            found = orjson.loads(file.read_bytes())
+        except OSError:
             return None
-        return edits.apply_edits(self.path, found) if isinstance(found, dict) else None
+        except ValueError as error:
+            raise ConfigError(f"{str(file)!r} is not JSON: {error}") from None
+        if not isinstance(found, dict) or not all(map(_is_score, found.get("scores") or ())):
+            raise ConfigError(f"{str(file)!r} is no result of agentrl eval: its scores are not those of tasks")
+        return edits.apply_edits(self.path, found)
 
     def edits(self) -> dict[str, list[dict[str, Any]]]:
         """The edits of each session whose score people changed, in their order."""
@@ -208,7 +227,7 @@ class Run:
     def updated(self) -> float:
         """Return the time when the run last wrote something, in seconds since 1970."""
         times = []
-        for name in ("metrics.jsonl", "sessions.db-wal", "sessions.db", "result.json", "config.yaml"):
+        for name in ("metrics.jsonl", "sessions.db-wal", "sessions.db", "result.json", SETTINGS):
             try:
                 found = (self.path / name).stat()
             except OSError:
@@ -317,6 +336,12 @@ def stage_pairs(first: Path, second: Path) -> Iterator[tuple[str, Path | None, P
         yield f"stage {name}{about}", one, other
 
 
+def _is_score(task: Any) -> bool:
+    """Return whether something is a task's scores, as a result has them."""
+    scores = task.get("scores") if isinstance(task, dict) else None
+    return isinstance(scores, list) and all(isinstance(score, int | float) for score in scores)
+
+
 def is_run(path: Path) -> bool:
     """Return whether a folder is that of a run, or of an evaluation."""
-    return (path / "config.yaml").is_file()
+    return (path / SETTINGS).is_file()

@@ -46,8 +46,14 @@ def forked(worker: Worker) -> bool:
 def test_a_forked_worker_finds_what_a_new_python_would(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environment, working directory, import path, signals, threads, standard streams and open files."""
-    (tmp_path / "beside.py").write_text("")
+    """Its environment, working directory, import path, signals, threads, standard streams and open files.
+
+    Modules are looked for where this process looks: one of the working directory took the place of Python's own.
+    """
+    (tmp_path / "heapq.py").write_text("raise RuntimeError")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "beside.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "scripts")
     started(cluster)  # whose process goes on, with another environment and folder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OF_THIS_TEST", "a \udcff b")

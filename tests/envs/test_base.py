@@ -95,7 +95,12 @@ def test_a_mark_that_a_class_has_lost_is_told_once(caplog: pytest.LogCaptureFixt
     def twice(function: Any) -> Any:
         return lambda *given: 2 * function(*given)
 
-    class Losing(Counter):
+    class Rewarding(Counter):
+        @agentrl.reward
+        def won(self, session: Session) -> float:
+            return 1.0
+
+    class Losing(Rewarding):
         fail = None  # type: ignore[assignment]
 
         def up(self) -> int:
@@ -106,11 +111,15 @@ def test_a_mark_that_a_class_has_lost_is_told_once(caplog: pytest.LogCaptureFixt
         def counted(self, session: Session) -> float:
             return 1.0
 
+        @property
+        def won(self) -> float:  # type: ignore[override]
+            return 1.0
+
     for _ in range(2):
         assert Losing().tools.names == []
-        assert "counted" not in [mark.name for mark, _ in reward_methods(Losing())]
+        assert not {"counted", "won"} & {mark.name for mark, _ in reward_methods(Losing())}
     told = [record.getMessage() for record in caplog.records]
-    assert [words.partition(" ")[0] for words in told] == ["Losing.up", "Losing.counted:"]
+    assert [words.partition(" ")[0] for words in told] == ["Losing.up", "Losing.counted:", "Losing.won"]
 
 
 @pytest.mark.parametrize("mark", [agentrl.tool, agentrl.reward])

@@ -283,6 +283,21 @@ def test_a_dry_run_needs_no_more_of_a_model_than_its_config_json(tmp_path: Path)
         list(describe_run(uneven))
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "mamba"])
+def test_a_dry_run_of_a_model_that_is_not_counted_says_so_and_gives_its_places(tmp_path: Path, kind: str) -> None:
+    """It was an error, of models that train."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": kind, "hidden_size": 8, "num_hidden_layers": 1}))
+    run = {"env": "calculator", "dry_run": True, "model": str(file)}
+    said = "\n".join(describe_run(complete(run | {"trainer": {"name": "fsdp", "ranks": 2}}), Rates()))
+    assert f"warning: model={str(file)!r}: model_type={kind!r} can't be planned" in said
+    for part in ("memory and time are not told", "trainer 1", "engine 0", "of sessions and forests"):
+        assert part in said
+    assert "a step: about" not in said
+    with pytest.raises(ConfigError, match=rf"num_attention_heads, and .*\(model_type='{kind}'\) has None"):
+        list(describe_run(complete(run | {"trainer": {"name": "megatron"}}), Rates()))
+
+
 @pytest.mark.slow
 def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learns(tmp_path: Path) -> None:
     (file := tmp_path / "config.json").write_text(json.dumps(settings_of(KNOWN["qwen3-0.6b"])))

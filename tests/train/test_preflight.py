@@ -15,7 +15,7 @@ import agentrl
 from agentrl.config import RunConfig
 from agentrl.envs.builtin.questions.images import column_of_images
 from agentrl.envs.registry import ENVS, make
-from agentrl.errors import ConfigError, EngineError, EnvError, SandboxError
+from agentrl.errors import ConfigError, EngineError, EnvError, SandboxError, UnknownName
 from agentrl.models import devices
 from agentrl.overrides import merge_settings, parse_words, validate
 from agentrl.rollout.engines.servers.remote import RemoteEngine
@@ -55,6 +55,14 @@ def test_an_environment_that_workers_can_not_find_is_refused() -> None:
                 ConfigError, match=r"env='greeting' is registered in this process alone.*file\.py:CLASS"
             ):
                 check(config)
+
+
+@pytest.mark.parametrize("setting", ["resume", "rerun"])
+def test_a_run_whose_environment_only_its_script_has_is_told_to_go_on_there(setting: str) -> None:
+    """It was an unknown environment, with the name of another one as the nearest."""
+    config = validate(merge_settings(["env=greeting", f"{setting}=runs/x"]), RunConfig)
+    with pytest.raises(UnknownName, match=rf"unknown environment .*agentrl\.train\(CLASS, {setting}='runs/x'\)"):
+        preflight.check_rollouts(config)
 
 
 @pytest.mark.parametrize(

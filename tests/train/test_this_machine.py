@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import socket
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -34,3 +36,18 @@ def test_a_port_is_told_as_taken_while_somebody_listens_at_it() -> None:
         port = server.getsockname()[1]
         assert find_port(port, "agentrl view").found == "taken"
     assert find_port(port, "agentrl view").found == "free"
+
+
+def test_a_folder_for_temporary_files_that_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Python takes another one in silence."""
+
+    def told() -> str:
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        return next(str(each) for each in find_features(tmp_path) if each.name == "temporary files")
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert re.fullmatch(rf"ok       temporary files: .* GiB free in {tmp_path}", told())
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    assert f"missing  temporary files: TMPDIR={tmp_path / 'gone'} can't be written, and /" in told()

@@ -178,6 +178,27 @@ def test_a_finished_run_is_shown_once_and_not_waited_for(runs: Path, command: An
     assert end.startswith("first: finished (calculator · tiny · grpo); sessions: ")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.yaml", b"env: [", "run: damaged ('RUN/config.yaml' is not YAML: line 1"),
+        ("config.yaml", b"\xff\xfe", "run: damaged ('RUN/config.yaml' is no text in UTF-8"),
+        ("result.json", b'{"mean": 1, "scores": [1]}', "run: damaged ('RUN/result.json' is no result of agentrl eval"),
+        ("sessions.db", b"", "sessions: can't be read: 'RUN/sessions.db' is empty"),
+        ("sessions.db", b"SQLite format 3\0" + bytes(200), "sessions: can't be read: session store 'RUN/sessions.db'"),
+    ],
+)
+def test_a_run_that_can_not_be_read_is_shown_with_the_reason(
+    name: str, content: bytes, says: str, tmp_path: Path, command: Any
+) -> None:
+    """It was "stopped ()"."""
+    folder = write_run(tmp_path / "run", steps=2, hostile=False)
+    (folder / name).write_bytes(content)
+    code, text = command("top", folder)
+    assert code == 0
+    assert says.replace("RUN", str(folder)) in text.splitlines()[-1]
+
+
 def test_a_running_run_is_followed_until_it_ends(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=3, hostile=False)
     rows = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)

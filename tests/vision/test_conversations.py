@@ -31,7 +31,7 @@ from agentrl.attachments import images
 from agentrl.envs.episode import EXPERT
 from agentrl.envs.results import record_failure
 from agentrl.envs.turns import Player, send
-from agentrl.errors import InvalidImage, RenderError
+from agentrl.errors import InvalidMessage, RenderError
 from agentrl.models import tiny, tiny_vision
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.registry import get_renderer
@@ -281,7 +281,7 @@ def test_an_image_that_can_not_be_read_ends_its_session_and_is_the_environments(
     """A part that was built by hand, which nothing has checked."""
     talk = Conversation(Session("s", Task(id="t")), TurnGenerator(get_renderer(str(tiny_folder)), None))
     shown = Message(role="user", content=[Part(type="image_url", image_url={"url": url}), "Which one?"])
-    with pytest.raises(InvalidImage, match="the environment's user message has a broken image") as raised:
+    with pytest.raises(InvalidMessage, match="the environment's user message has a broken image") as raised:
         send({"": Player(talk, EXPERT)}, {"": [shown]})
     record_failure(talk.session, raised.value)
     assert talk.session.status is Status.INFRA_ERROR

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.attachments import images, support
-from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError
+from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError, UnlistedTools
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
 from agentrl.sessions.renderers.call_grammar import call_grammar
 from agentrl.sessions.renderers.proof.markers import REFUSES_TOOLS
@@ -122,10 +122,10 @@ class TurnGenerator:
         """The messages with their tokens; arguments and errors as in `Renderer.render`.
 
         Raises:
-            RenderError: besides, tools are on offer that the model would not see (`markers.REFUSES_TOOLS`).
+            UnlistedTools: tools are on offer that the model would not see (`markers.REFUSES_TOOLS`).
         """
         if tools and (refusal := getattr(self.renderer, REFUSES_TOOLS, "")):
-            raise RenderError(f"{self.renderer.name}: {refusal}")
+            raise UnlistedTools(f"{self.renderer.name}: {refusal}")
         tokens = self.renderer.render(messages, tools=tools, after=after)
         return [RenderedMessage.of(self.renderer, message, ids) for message, ids in zip(messages, tokens, strict=True)]
 

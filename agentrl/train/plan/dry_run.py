@@ -31,6 +31,7 @@ from agentrl.config import (
 from agentrl.config.learners import LearnerConfig, Learners
 from agentrl.envs.rewards import REWARDS, ModelMemory
 from agentrl.errors import ConfigError
+from agentrl.models.folders import model_settings
 from agentrl.models.registry import cache_folder
 from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
@@ -41,7 +42,7 @@ from agentrl.train.plan.agent_checks import check_players
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full, with_models
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
 from agentrl.train.plan.placing import RunDemand, frozen_engines, is_attached, run_demand, split_of
-from agentrl.train.plan.shapes import Shape, shape_of
+from agentrl.train.plan.shapes import KNOWN, Shape, UncountedModel, shape_of
 from agentrl.train.plan.step import (
     FOREST_BYTES,
     SESSION_BYTES,
@@ -74,10 +75,34 @@ def describe_run(
         on: the nodes; None are those that the run itself would have.
 
     Raises:
-        ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
+        ConfigError, InvalidInput: the model's files are unreadable, or the parts don't fit on the nodes.
     """
     if config.data is None and (config.agents or config.policies):  # else one policy plays one agent
         check_players(config.env, config.fleets, config.agents, config.policies, config.program)
+    try:
+        yield from _describe_counted(config, rates, on)
+    except UncountedModel as error:  # which is known before the first line
+        yield from _describe_uncounted(config, str(error), on)
+
+
+def _describe_uncounted(config: RunConfig, why: str, on: Sequence[ClusterNode] | None) -> Iterator[str]:
+    """The lines of a run with a model that is not counted: what holds whatever memory it takes."""
+    suitable(config.trainer, make_algorithm(config.algo), config.lora)
+    yield _first_line(config.env, config.data, config.model)
+    yield f"warning: {why}; so memory and time are not told, which says nothing of whether the run goes"
+    if config.data is not None or config.policies:
+        return
+    nodes = nodes_of(config.cluster) if on is None else on
+    path = _model_path(config.model.name)
+    split = split_of(config.trainer, model_settings(path if path.is_dir() else path.parent), nodes)
+    demand = run_demand(config.learners, config.policies, config.cluster, {MAIN: split}, nodes)
+    assignment = places(demand, config.learners[MAIN], config.cluster, 0.0, nodes)
+    yield from _where(assignment, nodes, config.agent, config.cluster)
+    yield from _describe_traffic(config.cluster, work_of(config.rollout, config.engine, config.algo).tokens)
+
+
+def _describe_counted(config: RunConfig, rates: Rates | None, on: Sequence[ClusterNode] | None) -> Iterator[str]:
+    """The lines of a run whose models are all counted; arguments and errors as of `describe_run`."""
     algorithm, shape = make_algorithm(config.algo), model_shape(config.model)
     suitable(config.trainer, algorithm, config.lora)
     nodes, memory = (nodes_of(config.cluster), host_memory()) if on is None else (on, 0.0)  # theirs is not known
@@ -87,7 +112,7 @@ def describe_run(
     on_ray, averaged = config.cluster.name == "ray", config.eval.weights == "averaged"
     splits = {MAIN: split} | (splits_of_others(learners, policies, shape, nodes) if on_ray else {})
     demand = run_demand(learners, policies, config.cluster, splits, nodes, averaged=averaged)
-    assignment = places(demand, learners[MAIN], config.cluster, trainer, nodes)
+    assignment = places(demand, learners[MAIN], config.cluster, trainer.total, nodes)
     if config.data is not None:  # it starts no engine
         assignment = Assignment(tuple(place for place in assignment.places if place.role != "engine"))
     placed = {*splits, *frozen_engines(policies, config.cluster)}
@@ -134,11 +159,15 @@ def _step_of(
 
 
 def _describe_model(env: EnvConfig, data: DataConfig | None, model: ModelConfig, shape: Shape) -> Iterator[str]:
-    what = f"env={env.name}" if data is None else f"data={data.name}"
-    yield f"dry run of {what} model={model.name}: nothing is started"
+    yield _first_line(env, data, model)
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
     if model.trust_remote_code and (code := custom_code.files(Path(model.name).expanduser())):
         yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
+
+
+def _first_line(env: EnvConfig, data: DataConfig | None, model: ModelConfig) -> str:
+    what = f"env={env.name}" if data is None else f"data={data.name}"
+    return f"dry run of {what} model={model.name}: nothing is started"
 
 
 def _describe_traffic(limits: ClusterConfig, tokens: int) -> Iterator[str]:
@@ -203,8 +232,13 @@ def model_shape(model: ModelConfig) -> Shape:
         tiny = TinyShape()
         sizes = (tiny.width, tiny.layers, tiny.heads, tiny.kv_heads, tiny.width // tiny.heads, tiny.mlp, tiny.vocab)
         return Shape("llama", *sizes, tie_word_embeddings=True)
+    return shape_of(name if name.lower() in KNOWN else _model_path(name))
+
+
+def _model_path(name: str) -> Path:
+    """The folder or config.json that a run's setting `model` names, in the cache or elsewhere."""
     cached = cache_folder() / name
-    return shape_of(cached if not Path(name).exists() and cached.is_dir() else name)
+    return cached if not Path(name).exists() and cached.is_dir() else Path(name).expanduser()
 
 
 def nodes_of(machines: ClusterConfig) -> list[ClusterNode]:
@@ -218,11 +252,14 @@ def nodes_of(machines: ClusterConfig) -> list[ClusterNode]:
 
 
 def places(
-    run: RunDemand, own: LearnerConfig, machines: ClusterConfig, memory: TrainerMemory, nodes: Sequence[ClusterNode]
+    run: RunDemand, own: LearnerConfig, machines: ClusterConfig, memory: float, nodes: Sequence[ClusterNode]
 ) -> Assignment:
-    """Return the places of a run on a cluster's nodes; on this machine alone all count GPUs from the first."""
+    """Return the places of a run on a cluster's nodes; on this machine alone all count GPUs from the first.
+
+    `memory`: bytes that a trainer's rank needs.
+    """
     if machines.name == "ray":
-        return place(nodes, run.wanted(memory.total / GIB))
+        return place(nodes, run.wanted(memory / GIB))
     if len(nodes) > 1:
         raise ConfigError(f"cluster={machines.name} has one machine, not {len(nodes)}: cluster=ray has several")
     (here,) = nodes

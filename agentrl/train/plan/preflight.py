@@ -35,7 +35,7 @@ from agentrl.envs.data.hub import is_hub, no_such_file
 from agentrl.envs.data.mixture import list_mixed
 from agentrl.envs.registry import ENVS, make
 from agentrl.envs.rewards import REWARDS
-from agentrl.errors import ConfigError, EnvError, missing_extra, suggest, unknown_name
+from agentrl.errors import ConfigError, EnvError, UnknownName, missing_extra, suggest, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
 from agentrl.rollout.engines import ENGINES, check_engine, check_reference, grammars
@@ -225,7 +225,15 @@ def check_rollouts(config: RunConfig) -> Env:
     make_measure(FILTERS, config.rollout.filter)
     make_measure(PRIORITIES, config.rollout.priority)
     _check_known_elsewhere(config.env.name, config.cluster.environments)
-    env = make(config.env.name, **config.env.kwargs)
+    try:
+        env = make(config.env.name, **config.env.kwargs)
+    except UnknownName as error:
+        if not (begun := config.resume or config.rerun) or ":" in config.env.name:
+            raise
+        raise UnknownName(
+            f"{error}; where it was registered by the script that began {begun}, as a class given to agentrl.train is, "
+            f"go on in such a script: agentrl.train(CLASS, {'resume' if config.resume else 'rerun'}={begun!r})"
+        ) from None
     check_branching(config.rollout.branch, env, config.agent)
     check_agents(config.env.name, env, config.agents, config.policies, config.program, trains=True)
     _check_policies(config.policies, config.asked_policies, env, here=here)

@@ -35,6 +35,10 @@ _TOWER = {
 }
 
 
+class UncountedModel(ConfigError):
+    """A model's kind is not counted; that says nothing of whether it trains."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """A decoder's sizes, under the names that config.json has for them; of a model that sees, its decoder's.
@@ -221,7 +225,7 @@ def shape_of(model: str | Path) -> Shape:
 
     Raises:
         InvalidInput: there is no such file, or it is unreadable or lacks a size.
-        ConfigError: models of this kind are not counted.
+        UncountedModel: models of this kind are not counted.
     """
     if str(model).lower() in KNOWN:
         return KNOWN[str(model).lower()]
@@ -247,11 +251,11 @@ def read_shape(settings: Mapping[str, Any], model: str) -> Shape:
         settings = {**settings, **(settings.get("text_config") or {})}
         tower = _tower(int(settings.get("hidden_size") or 0), seeing.get("vision_config") or {})
     if kind not in KINDS:
-        raise ConfigError(
+        raise UncountedModel(
             f"model={model!r}: model_type={kind!r} can't be planned; what can: {', '.join((*KINDS, SEEING))}"
         )
     if settings.get("mlp_only_layers") or settings.get("decoder_sparse_step", 1) != 1:
-        raise ConfigError(f"model={model!r} has layers without experts among others, which can't be planned")
+        raise UncountedModel(f"model={model!r} has layers without experts among others, which can't be planned")
     for name in ("num_local_experts", "n_routed_experts"):  # transformers 5's name, and DeepSeek's
         if name in settings:
             settings = {**settings, "num_experts": settings[name]}

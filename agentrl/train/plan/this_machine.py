@@ -85,6 +85,7 @@ def find_features(folder: Path) -> Iterator[Feature]:
     yield _compiler()
     yield _memory()
     yield from _disks(folder)
+    yield _temporary_files()
     yield _open_files()
     yield from (find_port(port, command) for port, command in PORTS.items())
 
@@ -188,6 +189,20 @@ def _disks(folder: Path) -> Iterator[Feature]:
             yield Feature(name, f"{_size(free)} free in {place}, less than {_size(least)}", costs, mend)
         else:
             yield Feature(name, f"{_size(free)} free in {place}")
+
+
+def _temporary_files() -> Feature:
+    """Name their folder: Python passes over a TMPDIR that it can't write, and says nothing."""
+    name, asked = "temporary files", os.environ.get("TMPDIR")
+    try:
+        used = tempfile.gettempdir()
+    except FileNotFoundError:
+        costs = "sandboxes, tools and servers that write some"
+        return Feature(name, "no folder for them can be written", costs, "TMPDIR=FOLDER names one")
+    if asked and not _can_be_written(Path(asked)):
+        mend = "make that folder, or name another by TMPDIR=FOLDER"
+        return Feature(name, f"TMPDIR={asked} can't be written, and {used} is used", "the folder that was meant", mend)
+    return Feature(name, f"{_size(shutil.disk_usage(used).free)} free in {used}")
 
 
 def _can_be_written(folder: Path) -> bool:

@@ -3,7 +3,7 @@
 import { ago, api, duration, h, link, short, svg } from "./dom.js";
 import { noteLine } from "./notes.js";
 
-const STATES = { running: "●", finished: "✓", stopped: "■", killed: "✕", newer: "?" };
+const STATES = { running: "●", finished: "✓", stopped: "■", killed: "✕", newer: "?", damaged: "?" };
 
 export async function showRuns(main, view) {
   const chosen = new Set(view.asked.getAll("run"));

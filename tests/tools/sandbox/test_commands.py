@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from agentrl.envs.sandboxes import Supplier
 from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox.base import DaemonError
 from agentrl.tools.sandbox.commands import app, check_sandbox
@@ -18,7 +19,7 @@ from agentrl.tools.sandbox.docker import images
 from agentrl.tools.sandbox.docker.daemon import daemon
 from agentrl.tools.sandbox.docker.hardening import audit
 from agentrl.tools.sandbox.runner.build import runner_binary
-from tests.tools.sandbox.conftest import TINY, Make
+from tests.tools.sandbox.conftest import SMALL, TINY, Make
 
 runner = CliRunner()
 
@@ -40,6 +41,25 @@ async def test_an_image_is_built_with_progress_and_serves_sandboxes(docker: None
         sandbox = await asyncio.to_thread(make, TINY.model_copy(update={"image": tag}))
         assert (await sandbox.exec("echo $GREETING")).stdout == b"hello\n"
         await sandbox.close()
+    finally:
+        daemon().api.remove_image(tag, force=True)
+
+
+@pytest.mark.slow
+async def test_files_of_an_image_that_a_writable_tree_hides_are_told(
+    docker: None, dockerfile: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task's files under /work were not there, and nobody said why."""
+    tag = "agentrl/test-hidden:latest"
+    (dockerfile / "Dockerfile").write_text(f"FROM {TINY.image}\nCOPY Dockerfile /work/\nCOPY Dockerfile /tmp/\n")
+    try:
+        await images.build(dockerfile, tag)
+        assert await images.find_hidden(tag, ["/tmp", "/work", "/nowhere"]) == ["/work"]
+        supplier = Supplier("docker")
+        for image in (SMALL.image, TINY.image, tag, tag):
+            await supplier.check(TINY.model_copy(update={"image": image}))
+        (told,) = [record.getMessage() for record in caplog.records if "writable tree" in record.getMessage()]
+        assert f"at /work (tmpfs_mb), where the image {tag} has files" in told
     finally:
         daemon().api.remove_image(tag, force=True)
 

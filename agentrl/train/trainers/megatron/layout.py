@@ -93,6 +93,12 @@ def experts_of(hf: Any) -> int:
 
 
 def _check_model(config: MegatronConfig, hf: Any, experts: int) -> None:
+    for name in ("num_attention_heads", "intermediate_size", "num_hidden_layers"):
+        _require(
+            isinstance(size := getattr(hf, name, None), int),
+            f"trainer=megatron divides layers by {name}, and the model's config.json "
+            f"(model_type={getattr(hf, 'model_type', None)!r}) has {size!r}; trainer=torch or fsdp does not need it",
+        )
     heads, groups = hf.num_attention_heads, getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads
     _require(
         heads % config.tensor_parallel == 0,
