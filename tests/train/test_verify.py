@@ -81,6 +81,14 @@ def test_a_step_that_requires_provenance_refuses_tokens_without_it(known: Publis
         evidence.train(groups, credit, [], 0, require=True)
 
 
+@pytest.mark.parametrize("line", ["[]", "3", "{}", '{"step": 0, "settings": null}'])
+def test_a_record_of_starts_that_holds_something_else_is_damaged(line: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("env: calculator\n")
+    (tmp_path / "starts.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match=r"starts\.jsonl is damaged"):
+        Recorded.read(tmp_path)
+
+
 @pytest.mark.slow
 def test_secrets_that_a_run_did_not_record_have_their_defaults_when_its_record_is_read(tmp_path: Path) -> None:
     settings = {"env": {"name": "calculator", "hf_token": HIDDEN}, "steps": 3}

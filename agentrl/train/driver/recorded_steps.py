@@ -69,9 +69,10 @@ def read(folder: RunFolder, start: int) -> RecordedSteps | None:
     """The steps after `start`; None where there are none that are recorded to the end."""
     try:
         state = orjson.loads((folder.path / STREAM).read_bytes())
-    except (FileNotFoundError, ValueError):
+        last = int(state["step"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):  # it is damaged: as good as missing
         return None
-    last, rows = state["step"], {int(row["step"]): row for row in folder.metrics()}
+    rows = {int(row["step"]): row for row in folder.metrics()}
     if last <= start or not rows.keys() >= set(range(start + 1, last + 1)):
         return None
     return RecordedSteps(last, state, ledger.read_trained(ledger.read(folder.path)), rows)

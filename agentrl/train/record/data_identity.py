@@ -27,6 +27,15 @@ COMPARED = 1024
 """Lines of a ledger whose tasks are looked up, from its end."""
 
 
+def read_starts(run: Path) -> list[dict[str, Any]]:
+    """What each process of a run recorded as it began: `step`, `settings` and what else it knew.
+
+    Raises:
+        ConfigError: a line is damaged, or lacks one of these.
+    """
+    return read_rows(run / STARTS, lambda row: {**row, "step": int(row["step"]), "settings": dict(row["settings"])})
+
+
 def read_identities(run: Path) -> Identities:
     """The identities that a run's last process recorded; empty where none did, as of an older agentrl."""
     found = read_rows(run / STARTS, lambda row: identity.read(row[identity.KEY]) if row.get(identity.KEY) else {})

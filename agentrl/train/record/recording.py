@@ -31,8 +31,8 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.display.console import Display
 from agentrl.train.driver import resuming
 from agentrl.train.record import kept_code, ledger, manifest
-from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import are_same, read_metrics, read_rows
+from agentrl.train.record.data_identity import read_starts
+from agentrl.train.record.files import are_same, read_metrics
 from agentrl.train.record.run_folder import RunFolder
 from agentrl.train.record.seals import METRICS
 from agentrl.train.record.state import last_attempts
@@ -98,7 +98,7 @@ def load(run: Path, engine: Engine, weights: WeightsConfig, *, answers: bool) ->
 
 def require_kernel(run: Path, own: str) -> None:
     """Refuse a rerun by another kernel than the run's; `own` is empty where an engine has no choice of kernels."""
-    starts = read_rows(run / STARTS)
+    starts = read_starts(run)
     others = sorted({start.get("engine_kernel") or "torch" for start in starts} - {own})
     if own and others:
         raise ConfigError(
@@ -143,7 +143,7 @@ def machine(engine: EngineConfig, fleet: FleetConfig, model: Path, trainer: Trai
 
 def differences(run: Path, own: Mapping[str, Any]) -> list[str]:
     """List what differs on this machine from where a run was recorded, and what changed during the run."""
-    starts, found = read_rows(run / STARTS), []
+    starts, found = read_starts(run), []
     for name in ("python", "torch", "agentrl", "cpu", "engines", "engine_threads", "trainer_threads"):
         recorded = sorted({str(start[name]) for start in starts} - {str(own[name])})
         if recorded:

@@ -18,7 +18,7 @@ from agentrl.sessions.store.store import Store
 from agentrl.train.driver.resizing import CHANGEABLE
 from agentrl.train.driver.resuming import ONCE, flat, step_of
 from agentrl.train.record import kept_code, state
-from agentrl.train.record.data_identity import STARTS
+from agentrl.train.record.data_identity import read_starts
 from agentrl.train.record.files import read_rows
 from agentrl.train.record.seals import METRICS
 from agentrl.train.record.state import groups_of
@@ -32,7 +32,7 @@ FREE = (*ONCE, *(f"trainer.{name}" for name in CHANGEABLE))
 
 def check_settings(recorded: Recorded, check: Check) -> None:
     """Compare config.yaml with what the last process recorded."""
-    rows, kept = read_rows(recorded.run / STARTS), read_yaml(recorded.run / "config.yaml")
+    rows, kept = read_starts(recorded.run), read_yaml(recorded.run / "config.yaml")
     now, then = (flat(orjson.loads(orjson.dumps(tree))) for tree in (kept, rows[-1]["settings"]))
     secret = {*list_hidden(kept), *recorded.secrets}
     for name in {**then, **now}:

@@ -18,8 +18,8 @@ from agentrl.sessions.store.store import Store
 from agentrl.sessions.tree.perspective import group_seen_by
 from agentrl.train.driver.resuming import check_formats
 from agentrl.train.record import kept_code, ledger, provenance
-from agentrl.train.record.data_identity import STARTS
-from agentrl.train.record.files import read_metrics, read_rows
+from agentrl.train.record.data_identity import STARTS, read_starts
+from agentrl.train.record.files import read_metrics
 from agentrl.train.record.ledger import Entry
 from agentrl.train.record.provenance import Published, Trained
 from agentrl.train.record.seals import METRICS
@@ -101,7 +101,7 @@ class Recorded:
                 published.append((step, found))
             elif step <= last:
                 trained.append((step, found))
-        lines = read_rows(run / STARTS)
+        lines = read_starts(run)
         if not lines:
             raise ConfigError(f"{str(run)!r}: no run there that was trained ({STARTS} is empty)")
         secrets = frozenset(name for line in lines for name in list_hidden(line["settings"]))
