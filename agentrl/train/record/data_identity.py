@@ -28,7 +28,7 @@ COMPARED = 1024
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
-    """What each process of a run recorded as it began: `step`, `settings` and what else it knew.
+    """Each process of a run as it began: its `step`, `settings` and what else it recorded.
 
     Raises:
         ConfigError: a line is damaged, or lacks one of these.

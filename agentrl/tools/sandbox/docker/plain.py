@@ -37,7 +37,7 @@ from agentrl.tools.sandbox.base import (
 from agentrl.tools.sandbox.docker.container import ContainerSandbox, create_container, remove
 from agentrl.tools.sandbox.docker.daemon import Daemon, connect
 from agentrl.tools.sandbox.runner.loop import on_loop, run_on_loop
-from agentrl.tools.sandbox.runner.process import starved
+from agentrl.tools.sandbox.runner.process import starved_error
 from agentrl.tools.sandbox.runner.wire import encode
 from agentrl.tools.sandbox.snapshot import ArchivedSandbox
 from agentrl.tools.sandbox.spec import SandboxSpec
@@ -136,7 +136,7 @@ class PlainSandbox(ContainerSandbox, ArchivedSandbox):
             if left <= 0 or now - began > BUSY * limit:
                 await self._kill_all()
                 if left > 0:
-                    raise starved(now - began)
+                    raise starved_error(now - began)
                 return False
             step = max(min(left, step), 0.05)
         done.result()

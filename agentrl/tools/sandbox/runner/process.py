@@ -107,7 +107,7 @@ class ResidentProcess:
                 waiting.cancel()
             self._channel.limit(0.0)
         if not working.done() and late.result() is How.STARVED:
-            raise starved(timeout * BUSY)
+            raise starved_error(timeout * BUSY)
         return working.result() if working.done() else None
 
     async def _report(self, mark: bytes) -> tuple[bytes, ExecResult] | None:
@@ -133,7 +133,7 @@ def result_of(channel: Channel, end: Exit, cwd: str = "") -> ExecResult:
     elif end.how is How.SIGNALED:
         outcome, code = Outcome.SIGNALED, 128 + end.code
     elif end.how is How.STARVED:
-        raise starved(end.seconds)
+        raise starved_error(end.seconds)
     elif end.how is How.NOT_STARTED:
         if end.code == errno.EBUSY:
             raise SandboxError("too many commands at once in one sandbox")
@@ -158,7 +158,7 @@ def result_of(channel: Channel, end: Exit, cwd: str = "") -> ExecResult:
     )
 
 
-def starved(seconds: float) -> SandboxStarved:
+def starved_error(seconds: float) -> SandboxStarved:
     """The error for a command that others left no processor."""
     return SandboxStarved(
         f"in {seconds:.0f} s the command got too little processor time for a verdict: the machine is overloaded"
@@ -172,5 +172,5 @@ def check_file(end: Exit, path: str) -> None:
     if end.how is How.EXITED:
         raise PathError(f"{path}: {os.strerror(end.code)}")
     if end.how is How.STARVED:
-        raise starved(end.seconds)
+        raise starved_error(end.seconds)
     raise PathError(f"{path}: the operation was stopped ({end.how.name.lower()}, {end.code})")

@@ -28,7 +28,7 @@ from agentrl.tools.sandbox.base import (
 from agentrl.tools.sandbox.egress import proxy_env
 from agentrl.tools.sandbox.runner.client import Channel, RunnerClient
 from agentrl.tools.sandbox.runner.loop import on_loop, run_on_loop
-from agentrl.tools.sandbox.runner.process import CWD, GRACE, ResidentProcess, check_file, result_of, starved
+from agentrl.tools.sandbox.runner.process import CWD, GRACE, ResidentProcess, check_file, result_of, starved_error
 from agentrl.tools.sandbox.runner.wire import CommandKind, Exit, Flags, How
 from agentrl.tools.sandbox.snapshot import ArchivedSandbox
 from agentrl.tools.sandbox.spec import SandboxSpec, below
@@ -65,6 +65,7 @@ class ResidentSandbox(ArchivedSandbox):
 
     @property
     def waited(self) -> float:
+        """Seconds that commands waited for a processor."""
         return self.client.waited
 
     # -- commands
@@ -224,7 +225,7 @@ class ResidentSandbox(ArchivedSandbox):
         except TimeoutError:
             channel.signal(signal.SIGKILL)
             await self._finish(channel, 0.0)  # it raises the reason where the sandbox is lost
-            raise starved(FILE_TIMEOUT + self.grace) from None
+            raise starved_error(FILE_TIMEOUT + self.grace) from None
         finally:
             channel.signal(signal.SIGKILL)  # where it has not ended
         check_file(await self._finish(channel, 0.0), argv[0])
