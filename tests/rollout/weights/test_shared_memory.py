@@ -6,6 +6,7 @@ import base64
 import fcntl
 import os
 import pickle
+import random
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,27 @@ async def test_an_engine_that_could_not_read_the_files_is_sent_handles_of_others
     assert await transport.send(*sending) == {"a": None}
     assert engine.holds(1)
     for file in files:
+        os.close(file)
+    await transport.close()
+
+
+async def test_whatever_engines_keep_the_memory_is_little_more_than_two_sets_of_weights() -> None:
+    """Buckets of all sizes find buffers of theirs: were they to take any, all buffers would grow to the largest."""
+    weights = [(f"w{number}", torch.zeros(rows, 4)) for number, rows in enumerate((250, 18, 156, 243, 6, 187))]
+    draw, transport, kept = random.Random(0), IpcTransport(4000, 1, 1 << 20), list[int]()
+    for number in range(20):
+        await transport.stage(weights, number)
+        used = [each.buffer.name for each in transport._staged]
+        assert transport._staged[-1].last
+        await transport._drop_staged()
+        for file in kept:
+            os.close(file)
+        kept = [os.open(f"/dev/shm{name}", os.O_RDONLY) for name in used if draw.random() < 0.7]
+        for file in kept:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    held, whole = sum(buffer.nbytes for buffer in transport._buffers), sum(tensor.nbytes for _, tensor in weights)
+    assert held <= 2.1 * whole
+    for file in kept:
         os.close(file)
     await transport.close()
 

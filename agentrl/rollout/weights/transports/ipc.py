@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import itertools
 import pickle
@@ -101,9 +102,10 @@ class IpcTransport:
             await asyncio.to_thread(self._stage, self._source)
 
     def _stage(self, source: Iterator[FilledBuffer]) -> None:
-        room = min(self.ahead, self._room)
-        while room >= self.limit and (filled := next(source, None)) is not None:
+        ahead, room = self.ahead, self._room
+        while min(ahead, room) >= self.limit and (filled := next(source, None)) is not None:
             self._staged.append(filled)
+            ahead -= filled.buffer.filled
             room -= filled.buffer.nbytes
             filled.buffer.unlock()
             if self._locked < len(self._staged) + 2:
@@ -162,7 +164,7 @@ class IpcTransport:
 
         def fill() -> Iterator[FilledBuffer]:
             for bucket, last in with_last_flag(buckets(self._weights, self.limit)):
-                if (buffer := free.get()) is None:
+                if (buffer := _take_fitting(free, bucket.nbytes)) is None:
                     return
                 yield FilledBuffer(buffer.fill(bucket), buffer, last)
 
@@ -189,6 +191,26 @@ class IpcTransport:
         for buffer in self._buffers:
             buffer.close()
         self._buffers, self._free = [], queue.SimpleQueue()
+
+
+def _take_fitting(free: queue.SimpleQueue[SharedBuffer | None], nbytes: int) -> SharedBuffer | None:
+    """Wait for a free buffer and take one of the size, at most twice as large, else the smallest; None ends it.
+
+    The first free one would not do: small buckets would come to lie in large buffers and small buffers would grow for
+    large buckets, until all are large.
+    """
+    found = [free.get()]
+    with contextlib.suppress(queue.Empty):
+        while True:
+            found.append(free.get_nowait())
+    usable = [buffer for buffer in found if buffer is not None]
+    if len(usable) < len(found):
+        return None
+    chosen = min(usable, key=lambda buffer: (not nbytes <= buffer.nbytes <= 2 * nbytes, buffer.nbytes))
+    for buffer in usable:
+        if buffer is not chosen:
+            free.put(buffer)
+    return chosen
 
 
 def describe(filled: Sequence[FilledBuffer]) -> str | None:
