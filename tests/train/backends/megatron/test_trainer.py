@@ -158,9 +158,10 @@ def test_a_rank_that_is_stopped_is_named_long_before_the_deadline(
     """A call that could not be sent was sent for ever: nobody looked at the heartbeats meanwhile."""
     monkeypatch.setattr(cluster.current(), "silence_timeout", 2.0)
     trainer = MegatronTrainer(folder, MegatronConfig(tensor_parallel=2, timeout=500), ALGO)
+    share = trainer._division.shares(random_forests(0, old=False))[0]
     os.killpg(cast(Any, trainer.ranks.workers[1].process).server.pid, signal.SIGSTOP)
     with pytest.raises(InfraError, match=r"rank 1 of 2: rank 1 of 2 on this machine is given up: .* no life"):
-        trainer.ranks.call("step", random_forests(0, old=False), {**make_algorithm(ALGO).snapshot(), "": bytes(size)})
+        trainer.ranks.call("step", share, {**make_algorithm(ALGO).snapshot(), "": bytes(size)})
     assert not trainer.ranks.alive
 
 
