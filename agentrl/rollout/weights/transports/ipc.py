@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import io
 import itertools
 import pickle
@@ -89,6 +88,7 @@ class IpcTransport:
         self._buffers = list[SharedBuffer]()
         self._locked = 0  # how many of them no engine keeps
         self._room = 0  # bytes of shared memory that may be filled ahead
+        self._sizes: list[int] = []  # of the buckets, where the last publication's were all ahead
         self._free: queue.SimpleQueue[SharedBuffer | None] = queue.SimpleQueue()
         self._staged: list[FilledBuffer] = []
         self._source: Iterator[FilledBuffer] | None = None  # of what is staged, and of what comes after it
@@ -110,6 +110,8 @@ class IpcTransport:
             filled.buffer.unlock()
             if self._locked < len(self._staged) + 2:
                 self._add_buffer()
+        whole = bool(self._staged) and self._staged[-1].last
+        self._sizes = [each_one.buffer.filled for each_one in self._staged] if whole else []
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
         """Send every bucket to every engine; one that fails gets no later ones."""
@@ -157,14 +159,14 @@ class IpcTransport:
         free = self._free = queue.SimpleQueue()
         locked = [buffer for buffer in self._buffers if buffer.lock()]
         self._locked, self._room = len(locked), shared_room(sum(buffer.nbytes for buffer in locked))
-        for buffer in locked:
+        for buffer in order_by_size(locked, self._sizes):
             free.put(buffer)
         while self._locked < 2:
             self._add_buffer()
 
         def fill() -> Iterator[FilledBuffer]:
             for bucket, last in with_last_flag(buckets(self._weights, self.limit)):
-                if (buffer := _take_fitting(free, bucket.nbytes)) is None:
+                if (buffer := free.get()) is None:
                     return
                 yield FilledBuffer(buffer.fill(bucket), buffer, last)
 
@@ -193,24 +195,18 @@ class IpcTransport:
         self._buffers, self._free = [], queue.SimpleQueue()
 
 
-def _take_fitting(free: queue.SimpleQueue[SharedBuffer | None], nbytes: int) -> SharedBuffer | None:
-    """Wait for a free buffer and take one of the size, at most twice as large, else the smallest; None ends it.
+def order_by_size(buffers: Iterable[SharedBuffer], sizes: Iterable[int]) -> list[SharedBuffer]:
+    """Order free buffers for buckets of these bytes: one of the size, at most twice as large, else the smallest.
 
-    The first free one would not do: small buckets would come to lie in large buffers and small buffers would grow for
-    large buckets, until all are large.
+    In any other order small buckets would come to lie in large buffers and small buffers would grow for large buckets,
+    until all are large.
     """
-    found = [free.get()]
-    with contextlib.suppress(queue.Empty):
-        while True:
-            found.append(free.get_nowait())
-    usable = [buffer for buffer in found if buffer is not None]
-    if len(usable) < len(found):
-        return None
-    chosen = min(usable, key=lambda buffer: (not nbytes <= buffer.nbytes <= 2 * nbytes, buffer.nbytes))
-    for buffer in usable:
-        if buffer is not chosen:
-            free.put(buffer)
-    return chosen
+    left, chosen = list(buffers), list[SharedBuffer]()
+    for nbytes, _ in zip(sizes, tuple(left), strict=False):
+        best = min(left, key=lambda buffer: (not nbytes <= buffer.nbytes <= 2 * nbytes, buffer.nbytes))
+        left.remove(best)
+        chosen.append(best)
+    return [*chosen, *left]
 
 
 def describe(filled: Sequence[FilledBuffer]) -> str | None:
