@@ -99,10 +99,7 @@ def check_training(config: RunConfig, *, written_later: WrittenLater = "") -> di
     for name in config.metrics:
         TRACKERS.find(name)
     if config.data is not None:
-        if config.cluster.name != "local":
-            raise ConfigError(
-                f"cluster={config.cluster.name}: a run that reads its sessions trains on this machine so far"
-            )
+        _refuse_cluster(config.cluster)
         _check_reading(config.data, config.model, algorithm, written_later=written_later, resumed=bool(config.resume))
         check_layouts(config.learners, config.policies, begun)
         return algorithms
@@ -177,6 +174,11 @@ def _check_adapter(engine: EngineConfig, lora: LoraConfig) -> None:
             f"engine.adapter_rank={rank}: engine={engine.name} computes adapters on linear layers alone, and "
             f"{more} is more; with engine.adapter_rank=0 it gets whole weights"
         )
+
+
+def _refuse_cluster(cluster: ClusterConfig) -> None:
+    if cluster.name != "local":
+        raise ConfigError(f"cluster={cluster.name}: a run that reads its sessions trains on this machine so far")
 
 
 def _check_reading(
